@@ -12,7 +12,7 @@ import contextlib
 import io
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,8 +22,12 @@ from typer.main import get_command
 
 from docs.curves import curves
 from docs.matrix import support_page
+from recipes.agent.config.tool_config import TOOL_OPTIONS
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS
+from recipes.language.config.algorithm_options import ADVANTAGE_OPTIONS, LOSS_OPTIONS
+from recipes.language.config.problem_config import REWARD_OPTIONS
+from recipes.language.config.rollout_config import ENGINE_OPTIONS
 from rlinf_cli.codes import Code, Example, codes_by_stage
 from rlinf_cli.job.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
@@ -247,7 +251,7 @@ def _reference() -> dict[Path, str]:
         "`rlinf explain PATH` prints a key's type, default and meaning; `--recipe NAME` those of one recipe.\n",
         "* [`cluster`](reference/cluster.md): machines and placement, of all recipes",
         *(f"* [`recipe: {name}`](reference/{name}.md): {recipe.summary}" for name, recipe in recipes),
-        "* [Options](reference/options.md) of policies, simulators and robots, by type",
+        "* [Options](reference/options.md) of policies, simulators, advantages, losses, engines and rewards, by type",
     ]
     made = {name: _keys(f"Keys of recipe {name}", recipe.config_model()) for name, recipe in recipes}
     made["cluster"] = _keys("Keys of cluster", ClusterFile, only="cluster")
@@ -288,15 +292,24 @@ def _row(doc: FieldDoc) -> str:
 
 
 def _options() -> str:
-    """Return a page of the options that depend on the type of a policy or an environment."""
+    """Return a page of the options that depend on the value of another key."""
     parts = [_MADE.format(source="the models"), "# Options by type\n"]
     environments = {name: import_target(kind.options, "options") for name, kind in ENV_TYPES.items() if kind.options}
-    groups = (("actor.model.options", "model_type", MODEL_OPTIONS), ("env.train.options", "env_type", environments))
+    groups: Sequence[tuple[str, str, Mapping[str, object]]] = (
+        ("actor.model.options", "model_type", MODEL_OPTIONS),
+        ("env.train.options", "env_type", environments),
+        ("algorithm.options", "adv_type", ADVANTAGE_OPTIONS),
+        ("algorithm.options", "loss_type", LOSS_OPTIONS),
+        ("rollout.engine_options", "backend", ENGINE_OPTIONS),
+        ("reward.options", "reward_type", REWARD_OPTIONS),
+        ("agent.tool_options", "tools", TOOL_OPTIONS),
+    )
     for path, key, models in groups:
-        parts.append(f"## {path}\n")
-        for name, model in models.items():
+        parts.append(f"## {path} by {key}\n")
+        for model in dict.fromkeys(models.values()):
+            names = ", ".join(name for name, other in models.items() if other is model)
             rows = [_row(doc) for doc in describe(cast("type[BaseModel]", model)).children]
-            parts += [f"### {key}: {name}\n", _HEAD, *rows, ""] if rows else []
+            parts += [f"### {key}: {names}\n", _HEAD, *rows, ""] if rows else []
     return "\n".join(parts)
 
 

@@ -1,7 +1,7 @@
 """A reward of your own for a language model: half of it for an answer that is only nearly right.
 
-In this folder, `rlinf train math_laptop reward.reward_type=own_reward:score` trains with it. `math_laptop` is a shipped
-file: a small model, built on the spot, learns sums of one digit.
+In this folder, `rlinf train math/sums-laptop reward.reward_type=own_reward:score` trains with it. `math/sums-laptop` is
+a shipped file: a small random model learns sums of one digit.
 """
 
 from __future__ import annotations

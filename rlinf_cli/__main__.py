@@ -1,4 +1,4 @@
-"""`python -m rlinf_cli` is `rlinf`."""
+"""`python -m rlinf_cli`, the same as `rlinf`."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ def runs(recipe: Annotated[str | None, opt("--recipe NAME", "Only runs of this r
 from __future__ import annotations
 
 import inspect
+import math
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -15,17 +17,18 @@ import typer
 from typer.core import TyperGroup
 
 from rlinf_cli.console import console
-from rlinf_core.errors import ConfigError
+from rlinf_cli.console.interrupts import command_signals
+from rlinf_core.errors import ConfigError, RLinfError
 
 
 class Result(NamedTuple):
-    """The answer of a command.
+    """The result of a command.
 
     Attributes:
-        text: the answer for people; a function if it takes time to make.
-        record: the same as data, which `--json` prints; likewise.
+        text: the result as text, or a function that returns it.
+        record: the result as data for `--json`, or a function that returns it.
         code: the exit code.
-        notes: printed after it on standard error, also beside `--json`.
+        notes: messages printed on standard error after the result, also with `--json`.
     """
 
     text: str | Callable[[], str] = ""
@@ -34,7 +37,7 @@ class Result(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def show(self) -> None:
-        """Print the answer in the format that the user asked for."""
+        """Print the result in the requested format."""
         if console.verbosity.json and self.record is not None:
             console.result_json(self.record() if callable(self.record) else self.record)
         elif text := self.text() if callable(self.text) else self.text:
@@ -55,22 +58,22 @@ def command(
     needs: Mapping[str, str] | None = None,
     excludes: Mapping[str, str] | None = None,
 ) -> Callable[[Command], typer.Typer]:
-    """Make a command of a function, which returns what it answers, or its exit code if it has printed that itself.
+    """Make a command from a function, which returns its result, or the exit code if it printed the result itself.
 
     Args:
-        examples: commands at the end of its help, which can be typed as they stand.
-        app: the group that it belongs to; by default it stands alone.
-        name: its name in `app`; by default that of the function.
+        examples: complete commands at the end of its help.
+        app: the group to which it belongs; by default it is a command of its own.
+        name: its name in `app`; by default the function's.
         heading: its heading in the help of `rlinf`, for the command of a package.
-        record: whether there is a record for `--json`.
-        needs: options that have an effect beside another one only, as in `{"--samples": "--step --order"}`.
-        excludes: options that another one leaves without effect, likewise.
+        record: whether the result has a record for `--json`.
+        needs: options, each with the options that require it, as in `{"--samples": "--step --order"}`.
+        excludes: options, each with the options that it excludes, in the same form.
     """
 
     def register(function: Command) -> typer.Typer:
         own = typer.Typer(add_completion=False, rich_markup_mode=None, rich_help_panel=heading) if app is None else app
         answer = _Answer(function, record, needs or {}, excludes or {})
-        # Called without what it requires, it says what that is in full.
+        # A command with required arguments shows its help if it is called without any.
         bare = any(
             parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values()
         )
@@ -81,10 +84,10 @@ def command(
 
 
 class Group(TyperGroup):
-    """A group of commands that suggests the nearest for a name that none of them has.
+    """A group of commands that suggests the nearest name for an unknown command.
 
     Attributes:
-        default: the command that is meant where none is named, if there is one.
+        default: the command to run if none is named, or None.
     """
 
     default: str | None = None
@@ -109,7 +112,7 @@ class Group(TyperGroup):
 
 
 def group(help: str, *, heading: str | None = None, cls: Any = Group, default: str | None = None) -> typer.Typer:
-    """Return a group of commands, the `default` of which is meant where none is named."""
+    """Return a group of commands; `default` is the command to run if none is named."""
     return typer.Typer(
         cls=type("Group", (cls,), {"default": default}) if default else cls,
         help=help or None,
@@ -124,8 +127,8 @@ def opt(spec: str, help: str = "", **settings: Any) -> Any:
     """Return an option for `Annotated`: `opt("--lines -n N", "Number of last lines.")`.
 
     Args:
-        spec: its names, and a word for its value if it takes one.
-        help: a sentence about it.
+        spec: the names of the option, and a placeholder if it takes a value.
+        help: a sentence about the option.
         settings: further arguments of `typer.Option`.
     """
     names = [word for word in spec.split() if word.startswith("-")]
@@ -134,12 +137,12 @@ def opt(spec: str, help: str = "", **settings: Any) -> Any:
 
 
 def arg(name: str, complete: Any = None) -> Any:
-    """Return an argument for `Annotated`. The docstring describes it: Typer's table would show its Python type."""
+    """Return a hidden argument for `Annotated`: the docstring describes it, and Typer would show its Python type."""
     return typer.Argument(metavar=name, hidden=True, autocompletion=complete)
 
 
 def help_examples(*commands: str) -> str | None:
-    """Return the end of a command's help."""
+    """Return the examples at the end of a command's help, or None."""
     if not commands:
         return None
     return "\n".join(("\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in commands)))
@@ -149,15 +152,28 @@ def key_values(words: list[str] | None) -> dict[str, str]:
     """Return `KEY=VALUE` options as a mapping.
 
     Raises:
-        typer.BadParameter: a word has no `=`.
+        typer.BadParameter: a word has no key or no `=`, or two words have the same key.
     """
     pairs: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
-        if not equals:
+        if not key or not equals:
             raise typer.BadParameter(f"`{word}` is not KEY=VALUE")
+        if key in pairs:
+            raise typer.BadParameter(f"`{key}` is given twice")
         pairs[key] = value
     return pairs
+
+
+def _exit_of_code(end: SystemExit) -> RLinfError:
+    """Return the error for code that ended the command, such as a user's module with a bare `sys.exit(0)`."""
+    last = traceback.extract_tb(end.__traceback__)[-1]
+    return RLinfError(
+        "the command was ended by code that it ran",
+        where=f"{last.filename}:{last.lineno} in {last.name}",
+        why=f"it called `sys.exit({'' if end.code is None else repr(end.code)})`",
+        help="let it return or raise an error; in a module, put it below `if __name__ == '__main__':`",
+    )
 
 
 def _set(name: str) -> Callable[[bool], bool]:
@@ -174,10 +190,9 @@ _Json = Annotated[bool, opt("--json", "Print the result as JSON.", callback=_set
 
 
 class _Answer:
-    """A function with the options of every command, which prints the result and ends with its exit code.
+    """A function with the options of every command, which prints the result and exits with its code.
 
-    Its annotations are evaluated when the command is called: the help of `rlinf` shows the summaries of all commands
-    only.
+    Its annotations are evaluated lazily, since the help of `rlinf` needs only the summaries of the commands.
     """
 
     def __init__(self, function: Command, record: bool, needs: Mapping[str, str], excludes: Mapping[str, str]) -> None:
@@ -191,7 +206,16 @@ class _Answer:
         for option in self._added:
             del arguments[option]
         self._check_together(context)
-        result = self._function(**arguments)
+        for parameter in context.command.params:
+            value = arguments.get(parameter.name or "")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter(f"{value} is not a finite number", param_hint=f"'{parameter.opts[0]}'")
+        try:
+            result = self._function(**arguments)
+        except SystemExit as end:
+            # A signal raises it, too.
+            command_signals.check()
+            raise _exit_of_code(end) from end
         if isinstance(result, Result):
             result.show()
             result = result.code
@@ -199,10 +223,10 @@ class _Answer:
             raise typer.Exit(result)
 
     def _check_together(self, context: typer.Context) -> None:
-        """Refuse options that would be without effect.
+        """Reject options that would have no effect.
 
         Raises:
-            typer.BadParameter: one is given without another that it needs, or beside one that excludes it.
+            typer.BadParameter: an option is given without one that it requires, or with one that excludes it.
         """
         if not self._needs and not self._excludes:
             return

@@ -1,4 +1,4 @@
-"""The exit codes of `rlinf`, all of them."""
+"""All exit codes of `rlinf`."""
 
 from __future__ import annotations
 

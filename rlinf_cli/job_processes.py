@@ -1,4 +1,4 @@
-"""The answer of `rlinf ps`: the processes of a job, their stacks, and a terminal at a breakpoint."""
+"""The work of `rlinf ps`: list a job's processes and stacks, or attach the terminal to a breakpoint."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def attach_to(name: str, place: str, hello: Hello, command: str) -> None:
         name: the process.
         place: the place of its breakpoint.
         hello: its registration.
-        command: what attaches to it, for the machine where it can be.
+        command: the command that attaches to it, to be run on its machine.
 
     Raises:
-        RunError: it is on another machine, another terminal is attached, or it has continued.
+        RunError: the process is on another machine, another terminal is attached, or the process has continued.
     """
     from rlinf_core.worker.debugging.breakpoints import GOES_ON, is_own_peer, socket_of
 
@@ -79,7 +79,7 @@ def attach_to(name: str, place: str, hello: Hello, command: str) -> None:
 
 
 def _connected(connection: socket.socket, mark: str) -> bool:
-    """Pass bytes on in both directions until the other end closes; return whether its last one was `mark`."""
+    """Forward bytes in both directions until the other end closes; return whether its output ended with `mark`."""
     standard_in = sys.stdin.fileno()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ended, text = False, ""
@@ -95,7 +95,7 @@ def _connected(connection: socket.socket, mark: str) -> bool:
         elif standard_in in ready:
             typed = os.read(standard_in, _PART)
             ended = not typed
-            # Where the other end is closed, the next look says so.
+            # If the other end is closed, the next read finds that out.
             with suppress(ConnectionError):
                 connection.sendall(typed) if typed else connection.shutdown(socket.SHUT_WR)
 
@@ -108,13 +108,13 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def _print(text: str) -> None:
-    # What a worker prints could steer a terminal.
+    # A worker's output could contain control sequences.
     sys.stdout.write("".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text))
     sys.stdout.flush()
 
 
 def components_of(config_file: Path) -> dict[str, str]:
-    """Return the group names of a run by component, from its `config.yaml`; empty if that cannot be read."""
+    """Return the group names of a run by component, from its `config.yaml`; empty if the file cannot be read."""
     from rlinf_cli.why.facts import read_config
 
     suffix = ".group_name"
@@ -123,11 +123,11 @@ def components_of(config_file: Path) -> dict[str, str]:
 
 
 def chosen_processes(names: Iterable[str], words: Sequence[str], groups: Mapping[str, str], where: str) -> list[str]:
-    """Return the processes that words name, as `EnvGroup:0`, `EnvGroup` or `env:0`; all of them without words.
+    """Return the processes named by `words`, as in `EnvGroup:0`, `EnvGroup` or `env:0`; all processes without words.
 
     Args:
         names: the processes.
-        words: what is asked for.
+        words: the words of the command line.
         groups: the groups by component.
         where: the job, for errors.
 
@@ -153,7 +153,7 @@ WORKERS_SCHEMA = "rlinf.workers/1"
 
 
 def workers_record(job: JobSnapshot, names: Collection[str]) -> dict[str, Any]:
-    """Return processes: `since` is in seconds up to now, `waits_for` has addresses and, as `channel NAME`, channels."""
+    """Return the record; `since` counts seconds until now, `waits_for` lists addresses and `channel NAME`s."""
     workers = [
         {**asdict(worker), "device": worker.device or "cpu", "since": _rounded(worker.since)}
         for worker in views(job)
@@ -167,14 +167,14 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def workers_text(job: JobSnapshot, names: Collection[str]) -> str:
-    """Return a line for each process of these names."""
+    """Return a line for each named process."""
     rows = [row for worker in views(job) if worker.name in names for row in _rows(worker)]
     table = console.table(["WORKER", "NODE", "PID", "DEVICE", "SINCE", "DOES"], rows, right=(2, 4))
     return f"job {job.job}\n{table}"
 
 
 def _rows(worker: WorkerView) -> Iterator[list[str]]:
-    """Yield the line of a process, and those of what it holds."""
+    """Yield the line of a process, and a line for each thing that it holds."""
     yield [
         worker.name,
         "" if worker.node_rank is None else str(worker.node_rank),
@@ -188,7 +188,7 @@ def _rows(worker: WorkerView) -> Iterator[list[str]]:
 
 
 def _does(worker: WorkerView) -> str:
-    """Return the activity, with the awaited peers unless it names them already."""
+    """Return the activity, with the awaited peers that it does not name already."""
     unnamed = [name for name in worker.waits_for if name.removeprefix("channel ") not in worker.doing]
     if not unnamed:
         return worker.doing
@@ -201,7 +201,7 @@ _INDENT: Final = "  "
 
 
 def stacks_record(job: str, processes: Sequence[JobProcess]) -> dict[str, Any]:
-    """Return the record: `parent` is the pid of the process that started one, `since` in seconds up to now."""
+    """Return the record; `parent` is the pid of the parent process, `since` counts seconds until now."""
     rows: list[dict[str, Any]] = []
     for process in processes:
         view = process.view
@@ -219,7 +219,7 @@ def _stacks_row(view: WorkerView, of: JobProcess | ProcessStacks, own: Mapping[s
 
 
 def stacks_text(processes: Sequence[JobProcess]) -> str:
-    """Return a paragraph for each process, those that it started below it."""
+    """Return a paragraph for each process; its children are listed below it."""
     return "\n\n".join(_paragraph(process) for process in processes)
 
 
@@ -244,17 +244,17 @@ def _body(source: str, stacks: str, reason: str) -> list[str]:
 
 
 def processes_of(words: Sequence[str], job: str | None, *, stacks: bool, attach: bool, native: bool) -> Result | None:
-    """Return what processes do, or their stacks; None after a terminal was attached to one.
+    """Return the activities of processes, or their stacks; None after a debugging session.
 
     Args:
-        words: a run, and processes of it.
+        words: a run, and some of its processes.
         job: the name of a job without a run folder.
-        stacks: whether their stacks are wanted.
-        attach: whether a process that waits at a breakpoint is to be debugged; others show their stacks.
-        native: whether frames of native code are shown, too.
+        stacks: whether to return stacks.
+        attach: whether to debug a process that waits at a breakpoint; other processes show their stacks.
+        native: whether to include frames of native code.
 
     Raises:
-        RLinfError: there is no such run, job or process.
+        RLinfError: the run, job or process does not exist.
     """
     if native and py_spy() is None:
         raise ConfigError("`--native` needs py-spy, which is not installed", help=install_spy())
@@ -266,7 +266,7 @@ def processes_of(words: Sequence[str], job: str | None, *, stacks: bool, attach:
         if not (stacks or attach):
             return Result(lambda: workers_text(snapshot, names), lambda: workers_record(snapshot, names))
         if any(name in snapshot.peers and name not in snapshot.answers for name in names):
-            # On a busy machine one may answer late; only those that answer nothing are read from outside.
+            # On a busy machine a process may answer late. Only a process that never answers is read from outside.
             snapshot = answers_of_both(snapshot, inspector.snapshot(stacks=True))
         place = waits_at_breakpoint(snapshot, names[0]) if len(names) == 1 else None
         if attach and words and place is not None and not (stacks or console.verbosity.json):
@@ -282,10 +282,10 @@ def processes_of(words: Sequence[str], job: str | None, *, stacks: bool, attach:
 
 
 def _meant(words: Sequence[str], job: str | None) -> tuple[JobRecord, list[str], Mapping[str, str]]:
-    """Return a job, the words that name processes of it, and its groups by component."""
+    """Return the job, the words that name its processes, and its groups by component."""
     of_run = job is None and (active_run() is not None or any(run_at(word) is not None for word in words))
     if not of_run and (job is not None or not words or not all_runs()):
-        # A program without a run folder.
+        # The job is a program without a run folder.
         return find_job(job), list(words), {}
     folder, rest = run_of_words(
         words, lambda run: [name for pair in components_of(run.config_file).items() for name in pair]

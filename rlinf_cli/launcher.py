@@ -11,7 +11,7 @@ from typing import Any
 
 _INTERRUPTED = 130  # `ExitCode.INTERRUPTED`, defined here: Ctrl-C must work before anything is imported
 # Imports allocate many objects and no garbage, so the default threshold of 700 only costs time. Validation allocates
-# 60,000; one full collection over most of these takes a tenth of its time.
+# 60,000 objects; a full collection over most of them takes a tenth of the validation's time.
 _COLLECT_EVERY = 200_000
 
 
@@ -54,22 +54,22 @@ def _order_imports() -> None:
 def _leave_out_plugins() -> None:
     """Keep pydantic from looking for plugins in the metadata of every package, which takes time.
 
-    Commands that start processes would hand the variable on to code of the user, so they look.
+    Commands that start processes do not set the variable, because the user's code would inherit it.
     """
     if sys.argv[1:2] == ["validate"]:
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
 
 
 def _open_closed_streams() -> None:
-    """Redirect standard output and error to /dev/null where the caller closed them (`>&-`).
+    """Open /dev/null in place of standard streams that the caller closed (`>&-`).
 
-    Otherwise the next opened file would get their descriptors, and all printed text.
+    Otherwise the next opened file would get the descriptor, and with it all printed text.
     """
     for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free descriptor is the missing one. Reading from it fails, as from a closed one.
+            # `open` uses the lowest free descriptor, the missing one. Reading from it fails, as if it were closed.
             os.open(os.devnull, os.O_WRONLY)
             if descriptor:
                 setattr(sys, name, open(descriptor, "w", encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Groups of commands: imported when they are called, also by the names that they and their options had before."""
+"""Command groups that import a command when it is called, and accept earlier names of commands and options."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _VALUE: Final = "VALUE"
 
 
 class EarlierName(NamedTuple):
-    """A command or an option that has another name now.
+    """The earlier name of a command or an option.
 
     Attributes:
         old: the words of the command, or the option; `VALUE` stands for its value, or for the first argument.
-        new: what replaces them; empty for what has no effect any more.
-        of: the command, by its name now, that an option belongs to; empty for any.
+        new: the replacement; empty for an option that has no effect any more.
+        of: the current name of the command that an option belongs to; empty for any command.
     """
 
     old: str
@@ -68,16 +68,16 @@ OPTIONS: Final = (
 
 
 def command_now(words: Sequence[str]) -> EarlierName | None:
-    """Return the row of the earlier command that a command line begins with."""
+    """Return the row of the earlier command name that a command line begins with, or None."""
     return next((row for row in COMMANDS if list(words[: len(row.old.split())]) == row.old.split()), None)
 
 
 def renewed(words: Sequence[str], known: Container[str]) -> tuple[list[str], list[str]]:
-    """Return a command line with its options as they are called now, and in words what was changed.
+    """Return a command line with the current names of its options, and a description of each change.
 
     Args:
-        words: the command, and what follows it.
-        known: the options of the command: one of its own is nobody's earlier name.
+        words: the command and its arguments.
+        known: the options of the command, which are not taken for earlier names.
     """
     renewed: list[str] = []
     changes: list[str] = []
@@ -99,16 +99,16 @@ def renewed(words: Sequence[str], known: Container[str]) -> tuple[list[str], lis
 
 
 def with_command(row: EarlierName, rest: Sequence[str]) -> list[str]:
-    """Return a command line under the name that its command has now, from what followed the earlier one."""
+    """Return the command line with the current name of a command; `rest` followed the earlier name."""
     name, *option = row.new.split()
-    # An option that takes the first argument as its value stands before it.
+    # If the option takes the first argument as its value, put the option before that argument.
     takes = option[-1:] == [_VALUE]
     flags = list(takewhile(lambda word: takes and word.startswith("-"), rest))
     return [name, *flags, *(option[:-1] if takes else option), *rest[len(flags) :]]
 
 
 def _matched(pattern: Sequence[str], words: Sequence[str]) -> tuple[int, str]:
-    """Return how many words an option and its value are, and the value; 0 where it is another one."""
+    """Return the number of words of an option with its value, and the value; 0 if it is another option."""
     name, equals, value = words[0].partition("=") if words[0].startswith("--") else (words[0], "", "")
     if name != pattern[0]:
         return 0, ""
@@ -122,9 +122,9 @@ def _matched(pattern: Sequence[str], words: Sequence[str]) -> tuple[int, str]:
 
 
 def _is_meant(row: EarlierName, replacement: Sequence[str], known: Container[str]) -> bool:
-    """Return whether the command has the new name of an option, and not the earlier one.
+    """Return whether the command has the new name of an option, and not the earlier name.
 
-    `-o` names a file now, and a file is hardly called `json`.
+    `-o` is the exception: it names a file now, but `-o json` most likely means the earlier option.
     """
     name = row.old.split()[0]
     return (name not in known or name == "-o") and (
@@ -139,13 +139,13 @@ _RUNS_DIR: Final = "--runs-dir"
 
 
 class LazyGroup(Group):
-    """The commands of `rlinf`: those of its own modules, and those of installed packages.
+    """The commands of `rlinf` and of installed packages.
 
-    Help loads all of them, a call only its own. A package cannot replace a built-in command.
+    Help loads every command, a call only the called one. A package cannot replace a built-in command.
 
     Attributes:
         families: the module of each built-in command by heading, in help order.
-        removed: commands of an earlier version, each with what to use instead.
+        removed: commands of an earlier version, each with its replacement.
     """
 
     families: ClassVar[Mapping[str, Mapping[str, str]]]
@@ -153,9 +153,9 @@ class LazyGroup(Group):
 
     @cached_property
     def offered(self) -> dict[str, EntryPoint]:
-        """The commands of packages, by name; looked up only for names that are not built in.
+        """The commands of packages by name; looked up only for names that are not built in.
 
-        Earlier names of our own commands are not theirs.
+        Packages cannot use the earlier names of built-in commands.
         """
         from rlinf_core.process.import_path import offered
 
@@ -198,7 +198,7 @@ class LazyGroup(Group):
             return _broken(name, point.value, error)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command of a command line, also under names that it and its options had before."""
+        """Return the command of a command line; accept earlier names of the command and its options."""
         if args[0] in self.removed:
             raise ConfigError(f"rlinf no longer has the command `{args[0]}`", help=self.removed[args[0]])
         row = command_now(args)
@@ -215,7 +215,7 @@ class LazyGroup(Group):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            # Typer adds the kind of Python's exception.
+            # Typer prefixes the class of the Python exception.
             error.message = error.message.removeprefix("Value error, ")
             raise
 
@@ -224,7 +224,7 @@ class LazyGroup(Group):
         headings: dict[str, list[str]] = {heading: list(family) for heading, family in self.families.items()}
         apps = {name: self._app(name) for name in self.list_commands(ctx)}
         for name in self.offered:
-            # Where Typer keeps it depends on its version.
+            # The attribute that holds the heading depends on Typer's version.
             heading = getattr(apps[name], "rich_help_panel", apps[name].info.rich_help_panel)
             headings.setdefault(heading if isinstance(heading, str) else _OTHERS, []).append(name)
         width = max(len(name) for name in apps)
@@ -236,7 +236,7 @@ class LazyGroup(Group):
 
 
 def options_of(command: Any) -> Iterator[str]:
-    """Yield the options of a command and of those below it."""
+    """Yield the options of a command and of its subcommands."""
     if command is None:
         return
     yield _RUNS_DIR
@@ -247,7 +247,7 @@ def options_of(command: Any) -> Iterator[str]:
 
 
 def _without_folder(words: list[str]) -> list[str]:
-    """Take `--runs-dir FOLDER`, an option of `rlinf` itself, where it follows the command, too."""
+    """Apply and remove `--runs-dir FOLDER`, an option of `rlinf` itself, after the command as well."""
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -257,15 +257,12 @@ def _without_folder(words: list[str]) -> list[str]:
         if name != _RUNS_DIR:
             kept.append(word)
             continue
-        folder = value if equals else next(rest, "")
-        if not folder:
-            raise ConfigError(f"`{_RUNS_DIR}` needs a folder")
-        run_lookup.choose_runs_folder(folder)
+        run_lookup.choose_runs_folder(value if equals else next(rest, ""))
     return kept
 
 
 def _broken(name: str, target: str, error: Exception) -> Any:
-    """Return the app of a command that says why the one of this name cannot be loaded."""
+    """Return an app whose command reports why the command of a package cannot be loaded."""
     reason = f"{type(error).__name__}: {error}"
 
     def fail() -> None:
@@ -280,7 +277,7 @@ def _broken(name: str, target: str, error: Exception) -> Any:
 
 
 def _summary(app: Any, room: int) -> str:
-    """Return the first sentence of the help of an app, at most `room` characters; makes no command of it."""
+    """Return the first sentence of an app's help, at most `room` characters, without building its command."""
     alone = not app.registered_groups and len(app.registered_commands) == 1 and app.registered_callback is None
     info = app.registered_commands[0] if alone else app.info
     help = info.help if isinstance(info.help, str) else inspect.getdoc(info.callback) if info.callback else None

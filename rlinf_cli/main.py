@@ -1,7 +1,8 @@
-"""The `rlinf` command: one Typer app, one exit code for every way it can end."""
+"""The `rlinf` command: its Typer app, error messages and exit codes."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -20,7 +21,7 @@ from rlinf_cli.lazy import LazyGroup
 from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import RLinfError
 
-# What is said of a value that is none of its type.
+# Pydantic's message about a value of the wrong type.
 _PYDANTIC: Final = re.compile(r"Input should be a valid (\w+), .*")
 
 
@@ -50,7 +51,7 @@ class _Commands(LazyGroup):
     removed = MappingProxyType({"chaos": "it tests rlinf itself: `make chaos JOB=FILE` in a checkout does what it did"})
 
 
-# Plain help: it appears at once and reads the same in a terminal, a pipe and a log.
+# Help is plain text: it appears at once and reads the same in a terminal, a pipe and a log.
 app = typer.Typer(
     name="rlinf",
     cls=_Commands,
@@ -62,6 +63,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# Errors of files that no code can prevent.
+_OF_THE_MACHINE: Final = (errno.EACCES, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG, errno.ENOSPC, errno.EROFS)
 
 
 def _version(wanted: bool) -> None:
@@ -88,6 +92,11 @@ def root(
     verbose: Verbose = False,
 ) -> None:
     """Options of every command."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        help = "change to a folder that exists"
+        raise RLinfError("the working folder does not exist", why=error.strerror, help=help) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +122,7 @@ def _run(arguments: Sequence[str] | None) -> int | None:
 
 
 def guarded(work: Callable[[], int | None]) -> int:
-    """Run `work`; return its exit code. An error is printed first."""
+    """Run `work` and return its exit code; print its error, if any."""
     with console.escaping():
         try:
             return work() or ExitCode.OK
@@ -122,7 +131,7 @@ def guarded(work: Callable[[], int | None]) -> int:
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last line of defence: report a bug in rlinf, do not dump it
-            # A signal's exception may have been replaced by another one on its way up.
+            # Another exception may have replaced the one that a signal raised.
             return command_signals.code or _report(error)
 
 
@@ -139,6 +148,9 @@ def _report(error: Exception) -> int:
         return ExitCode.FAILED
     if isinstance(error, OSError) and error.errno in console.OUTPUT_LOST and error.filename is None:
         console.error_block("the output cannot be written", why=error.strerror)
+    elif isinstance(error, OSError) and error.errno in _OF_THE_MACHINE and error.filename is not None:
+        help = "fix its permissions, free disk space, or name another place"
+        console.error_block("a file or folder cannot be used", where=str(error.filename), why=error.strerror, do=help)
     else:
         _show_bug(error)
     return ExitCode.FAILED
@@ -154,10 +166,10 @@ def _show(error: RLinfError) -> None:
 
 
 def _show_usage(error: typer.TyperException) -> None:
-    """Print what is wrong with the words of a command."""
+    """Print an error in the words of a command line."""
     text = error.format_message()
     if text.startswith("Usage: "):
-        # It was called without what it requires.
+        # The command was called without its required arguments.
         console.error(text)
         return
     details = vars(error)
@@ -171,7 +183,7 @@ def _show_usage(error: typer.TyperException) -> None:
 
 
 def _nearest(message: str, option: str | None, possibilities: Sequence[str] | None) -> str | None:
-    """Return the option or choice that was meant, in words."""
+    """Return a suggestion of the option or choice that was probably meant, or None."""
     from rlinf_core.suggest import did_you_mean
 
     if option is not None:

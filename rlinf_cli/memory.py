@@ -1,4 +1,4 @@
-"""The answer of `rlinf inspect memory`: the forecast of a file, or that of a run beside its measured peaks."""
+"""The answer of `rlinf inspect memory`: the memory forecast of a file or a run, with the run's measured peaks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlinf_cli.runs.memory_record import HasPlace, machine_memory, memory_record
 from rlinf_core.errors import RLinfError
 
 _COLUMNS: Final = ("host", "host measured", "accelerator", "accelerator measured")
-# What makes a part smaller.
+# The change that makes a part smaller.
 _REMEDIES: Final = {
     "activations": "lower `micro_batch_size` or `max_tokens_per_micro_batch`, or set `gradient_checkpointing: true`",
-    "optimizer": "set `model.is_lora: true`, or let more actors share it (`sharding_strategy: full_shard`)",
+    "optimizer": "set `model.lora: {rank: 16}`, or let more actors share it (`sharding_strategy: full_shard`)",
     "keys and values": "lower `rollout.max_running_tokens`",
     "replay": "lower `algorithm.replay.capacity`, or write `storage`",
     "simulators": "lower `env.train.num_processes`",
     "trajectories": "lower `env.train.total_num_envs`",
     "answers": "lower `data.rollout_batch_size`",
 }
-# Said of a node whose memory nobody has declared.
+# The remark on a node whose memory is not declared.
 _WHOSE: Final = " (this machine; override: `--available GIB`, or `memory_gib` of a node group)"
 
 
@@ -39,7 +39,7 @@ def forecast_of(
     Args:
         file: a file, a run folder, or the name of a run.
         overrides, assume: the arguments of the command line.
-        available: the memory of each node in GiB; None for what the file declares, else that of this machine.
+        available: the memory of each node in GiB; None for the declared memory, or else the memory of this machine.
         words: the command line after the file, for the remedy of an error.
 
     Raises:
@@ -69,7 +69,7 @@ def forecast_of(
 
 
 def memory_text(record: dict[str, Any]) -> str:
-    """Return a line for each component, the sums of nodes, notes, and the largest part where it does not fit.
+    """Return a line for each component, the sums of nodes, notes and, if the job does not fit, its largest part.
 
     Args:
         record: the record of `memory_record`.
@@ -96,7 +96,7 @@ def memory_text(record: dict[str, Any]) -> str:
 
 
 def _remedies(record: dict[str, Any]) -> list[str]:
-    """Return the component that takes most of the scarce memory, and the settings that make its parts smaller."""
+    """Return lines on the component that takes most of the scarce memory, and on settings that reduce its parts."""
     short = [node for node in record["nodes"] if not node["fits"]]
     host = any(node["host_available"] is not None and node["host"] > node["host_available"] for node in short)
     kind, what = ("host", "a node") if host else ("accelerator", "an accelerator")
@@ -116,5 +116,5 @@ def _of(available: int | None) -> str:
 
 
 def _size(size: int) -> str:
-    """Return a size in MiB, from 10 GiB on in GiB."""
+    """Return a size in MiB, or in GiB from 10 GiB on."""
     return f"{size / 2**20:,.0f} MiB" if size < 10 * 2**30 else f"{size / 2**30:,.1f} GiB"

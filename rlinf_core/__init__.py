@@ -9,7 +9,7 @@ from __future__ import annotations
 from rlinf_core.process.import_path import pin_own_packages
 from rlinf_core.process.public_names import public_names
 
-# What programs import from RLinf's scheduler.
+# Names that programs import from RLinf's scheduler, with what replaces each here.
 _OF_RLINF = {
     "AcceleratorType": "`self.torch_device` is a worker's device; `register_accelerator` adds a kind",
     "CollectiveGroup": "workers talk with `self.send`, `self.recv` and `self.broadcast`",
@@ -20,7 +20,7 @@ _OF_RLINF = {
     "WorkerGroupFuncResult": "a call of a group returns a `WorkerGroupHandle`",
 }
 
-# Public in release 0.2; the next release has these names in their modules alone.
+# Names that release 0.2 exported: importing them from here warns, and in the next release only their modules have them.
 _HIDDEN = {
     "rlinf_core.algorithms.options": "checked_options",
     "rlinf_core.channel.queue_state": "KeyStatistics",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlinf_core.errors import InvalidNameError
+from rlinf_core.suggest import as_index, short_repr
 
 _SEPARATOR = ":"
 
@@ -20,7 +20,7 @@ class WorkerAddress:
     names the group itself, which is not a worker.
 
     Raises:
-        InvalidNameError: the group name is empty or holds a `:`, or a rank is negative.
+        InvalidNameError: the group name is not valid (see `check_name`), or a rank is negative.
     """
 
     root_group_name: str
@@ -28,7 +28,7 @@ class WorkerAddress:
 
     def __init__(self, root_group_name: str, ranks: int | Iterable[int] = ()) -> None:
         check_name(root_group_name)
-        path = tuple(map(_checked_rank, (ranks,) if isinstance(ranks, int) else ranks))
+        path = tuple(map(_checked_rank, ranks if isinstance(ranks, Iterable) else (ranks,)))
         object.__setattr__(self, "root_group_name", root_group_name)
         object.__setattr__(self, "ranks", path)
 
@@ -40,7 +40,8 @@ class WorkerAddress:
             InvalidNameError: `name` is not a group name followed by ranks, as in `actor:0:1`.
         """
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-            raise InvalidNameError(f"{name!r} is not the address of a worker", help="an address is text")
+            form = "an address is text" + (", as from `get_name()`" if isinstance(name, WorkerAddress) else "")
+            raise InvalidNameError(f"{name!r} is not the name of a group or a worker", help=form)
         group, *parts = name.split(_SEPARATOR)
         for part in parts:
             # Only the form of get_name: no signs, spaces, underscores or leading zeros.
@@ -89,12 +90,9 @@ class WorkerAddress:
 
 
 def _checked_rank(rank: int) -> int:
-    """Return `rank` as an int: an equal value such as 1.0 would give the same address another name."""
-    try:
-        number = -1 if isinstance(rank, bool) else operator.index(rank)
-    except TypeError:
-        number = -1
-    if number < 0:
+    """Return `rank` as an int: with an equal float such as 1.0, equal addresses would have different names."""
+    number = as_index(rank)
+    if number is None or number < 0:
         raise InvalidNameError(f"{rank!r} is not a rank of a worker", help="ranks are integers >= 0")
     return number
 
@@ -103,11 +101,11 @@ def check_name(name: str, of: str = "group") -> None:
     """Check that `name` is a valid name of a group or of a channel (whose process is a group, too).
 
     Raises:
-        InvalidNameError: it is not text, empty, or contains `:`, which separates ranks.
+        InvalidNameError: it is not text, is empty, or holds an unprintable character or `:`, which separates ranks.
     """
-    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise InvalidNameError(f"{name!r} is not a valid name of a {of}", help="a name is text")
-    if not name or _SEPARATOR in name:
+    is_text = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+    if not is_text or not name or _SEPARATOR in name or not name.isprintable():
         raise InvalidNameError(
-            f"`{name}` is not a valid name of a {of}", help=f"the name of a {of} must not be empty or contain `:`"
+            f"{short_repr(name)} is not a valid name of a {of}",
+            help="a name is text, is not empty, and contains neither `:` nor unprintable characters",
         )

@@ -19,16 +19,16 @@ class Session:
 
     Attributes:
         job: the job's name, unique on its cluster; it is the Ray namespace of the job's actors.
-        secret: the shared secret that authenticates its processes to each other.
+        secret: the shared secret that authenticates the job's processes to each other.
         folder: the driver's private folder on its machine, for sockets, or None.
         log_folder: folder for each worker's log on its node, or None for Ray's log files only.
-        log_names: folder names in it by group name; by default the group's name.
+        log_names: a group's folder in `log_folder`, by group name; by default the group's name.
         trace: whether workers record spans (see `rlinf_core.process.tracing`).
-        pacing: what a rehearsal has workers do in place of their work, or None.
+        pacing: the durations that a rehearsal gives to calls in place of their work, or None.
         secrets: values that workers mask in what they print and log.
-        import_path: folders for imports of driver and workers before installed packages.
-        working_folder: the folder for imports after those, the driver's working folder, or None.
-        nodes: Ray's ids of the nodes by rank, where spares serve as others; empty where ranks are the nodes' own.
+        import_path: the folders that driver and workers import from before installed packages.
+        working_folder: the driver's working folder, which imports search after `import_path`, or None.
+        nodes: Ray's ids of the nodes by rank, if spares have replaced nodes; empty if nodes have their own ranks.
         member: the worker that this process is, or None in the driver.
     """
 
@@ -53,7 +53,7 @@ class WorkerInfo:
     Attributes:
         address: its name among all workers of the job.
         rank, world_size: its rank and the number of workers, within its group.
-        node_id, node_ip, hostname: its node: the rank in the cluster, the address for other nodes, the name.
+        node_id, node_ip, hostname: its node's rank in the cluster, address for other nodes, and host name.
         pid: its process id.
         gpu_id: the index on its node of its first accelerator, or None without one.
         available_gpus: the indices on its node of its visible accelerators: all if it is assigned none.
@@ -81,14 +81,14 @@ class WorkerContext:
     Attributes:
         address: its name among all workers of the job.
         group_name: the name of its group, which peers send to.
-        placement: its place; `placement.rank` and `placement.world_size` are those within its group.
+        placement: its node and devices; `placement.rank` and `placement.world_size` count within its group.
         node_ip: the address at which other nodes reach its node.
         master_addr: the address of rank 0 of its group, for `torch.distributed`.
         hardware: the robots or other declared units that it owns, in the order of its `local_hardware_ranks`.
         session: the job.
         incarnation: the number of the group's launch, from 1, which distinguishes a relaunched worker.
-        given: the names of the variables that the file sets for it; the runtime sets its own except for these.
-        host: Ray's name of the actor that passes its calls on; empty for a worker that is an actor itself.
+        given: the environment variables that the file sets for it, which the runtime does not overwrite.
+        host: Ray's name of the actor that forwards its calls; empty for a worker that is an actor itself.
         claims: the names of the job's claims on its devices, which it keeps until it ends.
     """
 
@@ -122,7 +122,7 @@ class WorkerContext:
         )
 
 
-# The only global value: a process belongs to one job, and a `Cluster()` inside a worker is that job's.
+# Global because a process belongs to one job: a `Cluster()` in a worker joins that job.
 _session: Session | None = None
 
 

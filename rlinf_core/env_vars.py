@@ -19,10 +19,10 @@ from rlinf_core.suggest import did_you_mean
 T = TypeVar("T", covariant=True)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_SIZE_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_SIZE_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
 
 
-# Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
+# Every variable that rlinf reads, by name, for help pages and `rlinf doctor`.
 REGISTER: dict[str, EnvVar[object]] = {}
 
 
@@ -34,7 +34,7 @@ class EnvVar(Generic[T]):
         default: its value if unset or empty.
         doc: its meaning, with units.
         expected: its valid values, in words.
-        parse: the function from text to value; a ValueError means "not that".
+        parse: the function from text to value; it raises ValueError for an invalid text.
     """
 
     name: str
@@ -127,7 +127,7 @@ _SWITCH = ("1 or 0", _switch)
 TIMEOUT = EnvVar(
     "RLINF_TIMEOUT",
     1800.0,
-    "Default timeout in seconds of an operation between processes (send, recv, put, get, a call).",
+    "Default timeout in seconds of an operation between processes (send, recv, put, get).",
     *_TIME,
 )
 CALL_TIMEOUT = EnvVar(
@@ -205,9 +205,9 @@ REPORT = EnvVar("RLINF_REPORT", True, "Whether `rlinf train` writes `report.html
 _PREFIX = "RLINF_"
 # Internal variables: set by rlinf for its own processes only.
 MARKS = frozenset({"RLINF_RAY"})
-# Names such as RLINF_METAWORLD_PYTHON are free for interpreters: files refer to them as `${env:...}`.
+# Users may name interpreters by variables such as RLINF_METAWORLD_PYTHON, which files read as `${env:...}`.
 _INTERPRETER = "_PYTHON"
-# Variables of earlier releases, and what holds in their place.
+# Variables of earlier releases, and the present behavior.
 _GONE = {"RLINF_DEVICE_TRANSPORT": "tensors on GPUs always go through host memory"}
 
 

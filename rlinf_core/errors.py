@@ -55,7 +55,7 @@ class ProcessEnd(NamedTuple):
 
     @classmethod
     def from_exit_code(cls, code: int) -> ProcessEnd:
-        """Return the end that an exit code stands for, where a signal's is its number below 0."""
+        """Return the end that an exit code stands for; a negative code is the number of a signal."""
         if code >= 0:
             return cls(None, code)
         try:
@@ -83,7 +83,7 @@ class RLinfError(Exception):
         help: the remedy, or None.
         code: the stable name of its kind of failure, as in `deadlock`, which `rlinf why` knows; empty without one.
 
-    What they quote of others is shortened, where it is enormous (see `clipped`).
+    Enormous texts are shortened (see `clipped`).
     """
 
     code: str = ""
@@ -97,7 +97,7 @@ class RLinfError(Exception):
         help: str | None = None,
         code: str | None = None,
     ) -> None:
-        # gymnasium makes an error of this type from another one, which its caller takes out again.
+        # gymnasium constructs an error of this type with another error as its message; the caller unwraps it.
         message = clipped(message) if isinstance(message, str) else message  # pyright: ignore[reportUnnecessaryIsInstance]
         super().__init__(message)
         self.message = message
@@ -150,7 +150,7 @@ class RuntimeFailure(RLinfError):  # noqa: N818 - a branch of the tree, never ra
 
 
 class UnknownGroupError(RuntimeFailure, LookupError):
-    """No group of this name was declared or launched by the job; `known` are those that were.
+    """The job has not declared or launched a group of this name; `known` are its groups.
 
     `kind` is `channel` for the name of a channel, whose process is a group, too.
     """
@@ -207,7 +207,7 @@ class WorkerDiedError(RuntimeFailure):
 
     @property
     def concerns_all(self) -> bool:
-        """Whether all workers depend on the process, as on `gcs_server`: a worker has a rank."""
+        """Whether all workers depend on the process, as on `gcs_server`. Only a worker's address has a rank."""
         return ":" not in self.address
 
 
@@ -251,14 +251,14 @@ class DeadlockError(RuntimeFailure):
 
 
 class ChannelError(RuntimeFailure):
-    """Base of a channel's errors; `key` is that of the queue, or None for the whole channel."""
+    """Base of a channel's errors; `key` names the queue, None the whole channel."""
 
     def __init__(
         self,
         channel: str,
         message: str,
         *,
-        key: str | None = None,
+        key: object = None,
         where: str | None = None,
         why: str | None = None,
         help: str | None = None,
@@ -324,7 +324,7 @@ class ClusterError(RLinfError):
 
 
 class RayStartError(ClusterError):
-    """Ray does not start on this machine, as where that is too busy for Ray's time limits."""
+    """Ray does not start on this machine, for example because the machine is too busy for Ray's time limits."""
 
 
 class DeviceHeldError(ClusterError):

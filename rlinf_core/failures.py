@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from rlinf_core.errors import (
     CancelledOperationError,
@@ -23,8 +23,11 @@ from rlinf_core.errors import (
     RLinfError,
     WorkerDiedError,
 )
+from rlinf_core.suggest import clipped
 
 _log = logging.getLogger("rlinf")
+# The cause of the death of a worker whose group was shut down.
+SHUT_DOWN: Final = "its group was shut down"
 
 # Errors that are consequences of another worker's failure.
 _CONSEQUENCES = (
@@ -67,7 +70,7 @@ class PackedError:
         except Exception:  # noqa: BLE001 - pickling runs code of arbitrary types, which can raise anything
             pickled = None
         kind = type(error)
-        return cls(pickled, f"{kind.__module__}.{kind.__qualname__}", _text(error), _traceback(error), where)
+        return cls(pickled, f"{kind.__module__}.{kind.__qualname__}", text_of(error), _traceback(error), where)
 
     @property
     def summary(self) -> str:
@@ -102,7 +105,7 @@ class PackedError:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler of exceptions that does not call their constructors again, which may take other arguments than `args`.
+    """A pickler of exceptions whose constructors unpickling does not call: they may take other arguments than `args`.
 
     A type of the main script is pickled by name: the receiving driver has the type itself.
     """
@@ -138,7 +141,8 @@ def _dumps(error: BaseException) -> bytes:
     return buffer.getvalue()
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception of any type."""
     try:
         return str(error)
     except Exception as broken:  # noqa: BLE001 - a user's __str__ can raise anything; it must not hide the error
@@ -185,9 +189,9 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
         first = ordered[0][1]
         message = (
             f"{len(ordered)} of {world_size} workers of `{group}` failed in `{method}`, "
-            f"first rank {ranks[0]}: {type(first).__name__}: {_text(first)}"
+            f"first rank {ranks[0]}: {type(first).__name__}: {text_of(first)}"
         )
-        self = super().__new__(cls, message, [error for _, error in ordered])
+        self = super().__new__(cls, clipped(message), [error for _, error in ordered])
         self.group, self.method, self.world_size, self.ranks = group, method, world_size, ranks
         return self
 
@@ -242,12 +246,12 @@ def followed(error: BaseException) -> bool:
 
 
 def ended_by_shutdown(failure: WorkerGroupError) -> bool:
-    """Return whether a call failed on each rank because its group was shut down, or its process ended with it."""
+    """Return whether a call failed on each rank because the group was shut down or the worker's process ended."""
     return all(isinstance(error, (CancelledOperationError, WorkerDiedError)) for error in failure.exceptions)
 
 
 def set_cause(error: BaseException, cause: WorkerGroupError) -> bool:
-    """Set the cause of `error` to the failure that it followed from, which a traceback shows first.
+    """Set the cause of `error` to the failure that led to it; a traceback shows the cause first.
 
     Returns:
         False if it already has a cause, or is not a consequence of a worker's failure.
@@ -271,7 +275,7 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
         elif first is failure or first.__cause__ is failure:
             continue
         elif instead_of is not None and followed(failure) and (followed(first) or _concerns_all(first)):
-            # It did not cause the other; it may be due to workers that were ended since, or that lost the same process.
+            # Both are consequences: this failure may come from workers ended since, or that lost the same process.
             continue
         elif _repeats_death_of(failure, first) or (not followed(failure) and set_cause(first, failure)):
             continue

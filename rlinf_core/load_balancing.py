@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Balancer(ABC):
-    """The policy that chooses the rank of the next item.
+    """A policy that chooses the rank of the next item.
 
     Args:
         num_ranks: the number of ranks.
@@ -72,10 +72,10 @@ class Balancer(ABC):
 
 
 class RoundRobin(Balancer):
-    """Each rank in turn.
+    """Assignment to each rank in turn.
 
-    Rollouts finish in about the order of their length, so a queue that they are put into as they finish holds ever
-    longer ones: dealt in turn, each rank gets as many short and long ones as the others.
+    Rollouts finish in about the order of their length, so a queue holds ever longer ones: in turn, each rank gets as
+    many short and long ones as the others.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -114,7 +114,7 @@ def _whole(value: object, least: int, message: str) -> int:
     """Return an argument as an int.
 
     Raises:
-        ValueError: with this message about it, `{}`: it is no integer, or less.
+        ValueError: `value` is no integer or less than `least`; the value replaces `{}` in `message`.
     """
     number = as_index(value)
     if number is None or number < least:
@@ -123,7 +123,7 @@ def _whole(value: object, least: int, message: str) -> int:
 
 
 def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = False) -> list[list[int]]:
-    """Divide items that are all there already, heaviest first (longest processing time).
+    """Divide a known set of items, heaviest first (longest processing time).
 
     Args:
         weights: the weight of each item.
@@ -157,15 +157,15 @@ def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = 
 
 
 B = TypeVar("B", bound=Balancer)
-# Puts that may be under way: a rank whose queue is full holds the others back only after that many.
+# Unfinished puts at most: beyond that number, a rank whose queue is full delays the others.
 _UNDER_WAY = 64
 
 
 def rank_key(rank: int) -> str:
-    """Return the key under which a rank finds its items.
+    """Return the key of the queue that holds a rank's items.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: `rank` is not an integer from 0.
     """
     return f"rank-{_whole(rank, 0, '{} is not a rank: ranks are integers >= 0')}"
 
@@ -184,18 +184,20 @@ def distribute(
     Args:
         source: where the items come from.
         target: where the ranks get them, each under its `rank_key`, with their weight.
-        balancer: chooses the ranks: `RoundRobin`, or `LeastLoaded` to balance by weight.
+        balancer: the policy that chooses ranks: `RoundRobin`, or `LeastLoaded` to balance by weight.
         weight: the weight of an item, a finite number from 0; by default all weigh the same.
         key: the key of the queue in `source`.
         count: the maximum number of items to hand out; by default all.
 
     Returns:
-        The balancer, which knows what each rank was given.
+        The balancer, with the loads and counts of all ranks.
 
     Raises:
-        TypeError: something given is of another kind; nothing was taken. So for ValueError where `count` is.
-        ChannelClosed: `target` was closed: the last item that was taken is not in it.
-        Exception: whatever else a get or a put raises.
+        TypeError: an argument has the wrong type; nothing was taken.
+        ValueError: `count` is not an integer from 0 (nothing was taken), or a weight is invalid.
+        ChannelClosed: `target` was closed.
+        Exception: any other error of a get, of a put or of `weight`. After an error, the last items that were taken, at
+            most 64, may be in neither channel.
     """
     for what, channel in (("source", source), ("target", target)):
         if not isinstance(channel, Channel):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
@@ -208,6 +210,8 @@ def distribute(
     under_way: list[Work[None]] = []
     handed_out = 0
     while count is None or handed_out < count:
+        while under_way and (under_way[0].settled or len(under_way) >= _UNDER_WAY):
+            under_way.pop(0).wait()
         try:
             item = source.get(key)
         except ChannelClosed:
@@ -216,8 +220,6 @@ def distribute(
         rank = balancer.assign(heavy)
         under_way.append(target.put(item, heavy, rank_key(rank), async_op=True))
         handed_out += 1
-        if len(under_way) >= _UNDER_WAY:
-            under_way.pop(0).wait()
     for work in under_way:
         work.wait()
     return balancer

@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         """Return a decorator that registers an object under `name`, and returns it unchanged.
 
         Raises:
-            ConfigError: the name is taken, empty, or has a colon.
+            ConfigError: the name is empty or has a colon; the decorator raises it for a taken name.
         """
         if not name or ":" in name:
             raise ConfigError(
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         """Return the object registered as `name`, or import `package.module:name`.
 
         Raises:
-            ConfigError: the name is unknown, cannot be imported, or is of something else.
+            ConfigError: the name is unknown, cannot be imported, or names an unusable object.
         """
         if name in self._registered:
             _check_usable(self._registered[name], name, self._what, self._bases)
@@ -78,9 +78,9 @@ def import_target(target: str, what: str, bases: Sequence[str] = ()) -> object:
     """Import the class or function `package.module:name`.
 
     Args:
-        target: its address.
+        target: its module and name.
         what: the kind of object, for messages.
-        bases: classes, as `package.module:Class`, of which it must extend one; none: any class or function will do.
+        bases: see `Registry`.
 
     Raises:
         ConfigError: the module cannot be imported, does not define the name, or defines something else under it.
@@ -114,6 +114,6 @@ def _check_usable(value: object, name: str, what: str, bases: Sequence[str]) -> 
 
 
 def _imported(bases: Sequence[str]) -> list[type]:
-    """Return those classes whose modules are imported: nothing extends the others."""
+    """Return those classes whose modules are imported: no object extends a class that is not imported."""
     modules = ((sys.modules.get(module), name) for module, _, name in (base.partition(":") for base in bases))
     return [getattr(module, name) for module, name in modules if module is not None]

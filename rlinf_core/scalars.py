@@ -30,7 +30,7 @@ from typing import (
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-# The range of a machine integer.
+# Digits that fit into a 64-bit integer.
 _LONGEST_INT = 18
 # Up to here every integer is exactly representable as a float.
 _EXACT = 2**53
@@ -56,7 +56,7 @@ class YamlFloat(WrittenScalar, float):
 
 
 class YamlBool(WrittenScalar, int):
-    """A boolean with its text. (bool cannot be subclassed; pydantic takes 0 and 1 for one.)"""
+    """A boolean with its text. An int, because bool cannot be subclassed; pydantic accepts 0 and 1 as booleans."""
 
     def __repr__(self) -> str:
         return "True" if self else "False"
@@ -90,7 +90,7 @@ def problem(
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value of a file, in words."""
+    """Return the kind of a configuration value in words, as in `an integer`."""
     if value is None:
         return "null"
     if isinstance(value, YamlBool | bool):
@@ -192,7 +192,7 @@ else:
 
 
 class StrictModel(BaseModel, metaclass=_FrozenModel):
-    """A mapping of the file: immutable, without unknown keys.
+    """A mapping of a configuration file: immutable, without unknown keys.
 
     `null` means the default of a key that has one, unless `null` is a valid value of the key.
     """
@@ -220,8 +220,8 @@ class StrictModel(BaseModel, metaclass=_FrozenModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or None not in value.values():
-            return cast("Any", value)
+        if not isinstance(value, dict):
+            return value
         entries = cast("dict[str, Any]", value)
         return {key: item for key, item in entries.items() if item is not None or key not in cls._null_is_default}
 

@@ -9,7 +9,7 @@ _CLOSE = 0.6
 
 
 def near(name: str, known: Iterable[str], least: float = _CLOSE) -> list[str]:
-    """Return the names in `known` similar to `name`, nearest first.
+    """Return the name in `known` most similar to `name`, as a list; empty if none is similar.
 
     `least` is the smallest similarity, from 0 to 1. Names that differ by case, by `-` for `_`, or by a letter are
     similar. Common suffixes do not count: `action_dim` is not similar to `hidden_dim`.
@@ -18,7 +18,7 @@ def near(name: str, known: Iterable[str], least: float = _CLOSE) -> list[str]:
     from difflib import get_close_matches
 
     def fold(text: str) -> str:
-        return text.casefold().replace("-", "_")
+        return str(text).casefold().replace("-", "_")  # a program may ask for any object
 
     folded: dict[str, str] = {}
     for candidate in known:
@@ -39,7 +39,7 @@ def _heads_are_close(one: str, other: str) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """`did you mean `X`?` for the nearest known name, or None."""
+    """Return `did you mean `X`?` for the nearest known name, or None."""
     candidates = near(name, known)
     return f"did you mean `{candidates[0]}`?" if candidates else None
 
@@ -55,15 +55,15 @@ def excerpt(text: str, limit: int = 60) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-# Characters of a line of a message, and of the message, at most: people read it, whatever it quotes.
+# Most characters of a message's line, and of a message, so that it stays readable whatever it quotes.
 LONGEST_LINE = 1_000
 _LONGEST_MESSAGE = 50_000
 
 
 def clipped(text: str) -> str:
-    """Return a message with its ends, where a file, a node or a variable that it quotes makes it enormous.
+    """Return a message without its middle if a quoted file, node or variable makes it enormous.
 
-    What is left out begins and ends at a blank, where there is one near: half of a secret would not be recognized.
+    The omitted part begins and ends at a blank if one is near: masking would not recognize half of a secret.
     """
     if len(text) <= LONGEST_LINE:
         return text
@@ -83,7 +83,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def as_index(value: object) -> int | None:
-    """Return a value as an int if it is a whole number, NumPy's included; None for all else, such as 1.0 and True."""
+    """Return a Python or NumPy integer as an int; None for all else, such as 1.0 and True."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, RuntimeError):

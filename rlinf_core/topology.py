@@ -74,8 +74,7 @@ class NodeInfo(NamedTuple):
             none.
         accelerator_model: the accelerator model, as in `A800`, or None.
         accelerator_ids: their names in the visibility variable, in order; empty if these are `0`, `1`, ...
-        accelerator_identities: their names among all devices of the machine, each a few of them, in order; empty if
-            they were not asked.
+        accelerator_identities: each accelerator's names among the machine's devices, in order; empty if not probed.
         robots: the robots in the order of `hardware.configs`.
         ip, hostname, python, versions: the facts from a probe; None and empty without one. `python` is Ray's
             interpreter there, `versions` holds pairs such as `("ray", "2.60.0")`.
@@ -158,7 +157,7 @@ class ClusterTopology:
 
     Attributes:
         probed: whether the nodes were probed.
-        lost: the nodes that elastic components have to do without.
+        lost: the ranks of lost nodes, which elastic components do not use.
     """
 
     nodes: tuple[NodeInfo, ...]
@@ -168,7 +167,7 @@ class ClusterTopology:
 
     @classmethod
     def from_config(cls, cluster: ClusterConfig, assume: Sequence[str] = ()) -> ClusterTopology:
-        """Return the topology that a configuration describes, without connecting to a node. Spares are no part of it.
+        """Return the topology that a configuration describes, without spares and without connecting to a node.
 
         An assumption about a group overrides the group's declaration; one about every node does not.
 
@@ -180,7 +179,9 @@ class ClusterTopology:
         for group, count, model in accelerator_claims(cluster, assume):
             for piece in _ranges(group, active) if group else (range(active),):
                 for rank in piece:
-                    accelerators.setdefault(rank, (count, model))
+                    known_count, known_model = accelerators.get(rank, (count, model))
+                    # Another group of the node may name the model.
+                    accelerators[rank] = (known_count, known_model or (model if group else None))
         nodes = [_declared_node(rank, accelerators.get(rank)) for rank in range(active)]
         return cls._build(nodes, cluster)
 
@@ -191,12 +192,13 @@ class ClusterTopology:
         """Return the topology of probed nodes, with the groups and robots of a configuration, if any.
 
         Args:
-            nodes: all nodes, or those without spares, which are checked like the others and then left out.
+            nodes: all nodes, or all but the spares; spares are checked like the others and then left out.
             cluster: the configuration.
-            lost: ranks of nodes that are lost; `nodes` says what they had.
+            lost: ranks of lost nodes; `nodes` describes their former state.
 
         Raises:
-            PlacementError: the node ranks are not 0..N-1, or number or accelerators differ from the file.
+            PlacementError: the node ranks are not 0..N-1, or the number of nodes or their accelerators differ from
+                the configuration.
         """
         by_rank = sorted(nodes, key=lambda node: node.rank)
         ranks = [node.rank for node in by_rank]
@@ -273,14 +275,14 @@ class ClusterTopology:
 
     @property
     def counts(self) -> str:
-        """The numbers of nodes and accelerators, as in `2 nodes, 16 accelerators`; only nodes if others are unknown."""
+        """The numbers of nodes and, if known, accelerators, as in `2 nodes, 16 accelerators`."""
         known = self.num_accelerators
         nodes = NODES.counted(self.num_nodes)
         return nodes if known is None else f"{nodes}, {ACCELERATORS.counted(known)}"
 
     @cached_property
     def num_accelerators(self) -> int | None:
-        """The number of accelerators in the cluster, or None while those of one node are unknown."""
+        """The number of accelerators in the cluster, or None while any node's accelerators are unknown."""
         return None if len(self._unknown) else len(self.numbers(ACCELERATORS))
 
     @cached_property
@@ -303,7 +305,7 @@ class ClusterTopology:
         """Return the group of this label.
 
         Raises:
-            PlacementError: it does not exist.
+            PlacementError: the group does not exist.
         """
         info = self.groups.get(label)
         if info is None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
 from socket import socket
-from typing import IO
+from typing import IO, Final
 
 from rlinf_core import env_vars
+from rlinf_core.suggest import short_repr
 
 # Seconds after which a wait is first logged.
 FIRST_WORD_AFTER = 5.0
@@ -19,6 +21,8 @@ FIRST_WORD_AFTER = 5.0
 
 # On a machine busier than this, limits are not extended further.
 _MOST_STRETCH = 10.0
+# If a yield of the core takes more seconds, another process needed the core, perhaps the one that we wait for.
+_NEEDED_BY_OTHERS = 15e-6
 
 
 def stretched(seconds: float) -> float:
@@ -34,15 +38,33 @@ def stretched(seconds: float) -> float:
 
 
 def is_readable(file: int | IO[bytes] | socket, seconds: float = 0) -> bool:
-    """Wait up to `seconds` until a descriptor can be read, has an end, or a process of a pidfd has; return whether."""
-    # In a process with many connections a descriptor may be beyond 1,023, which `select.select` does not take.
+    """Wait up to `seconds` until a descriptor is readable or closed, or a pidfd's process ends; return whether."""
+    # `select.select` does not accept descriptors above 1,023, which a process with many connections has.
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
+def spin(look: Callable[[], object], seconds: float) -> bool:
+    """Poll `look` until it is true, or `seconds` have passed, or another process needs the core; return whether it is.
+
+    For events that come within the time that a wake-up of a sleeping thread takes.
+    """
+    now = time.monotonic()
+    until = now + seconds
+    while now < until:
+        if look():
+            return True
+        # The kernel often puts both sides on one core: polling without a yield would keep the other from answering.
+        os.sched_yield()
+        before, now = now, time.monotonic()
+        if now - before > _NEEDED_BY_OTHERS:
+            break
+    return False
+
+
 def contact_seconds() -> float:
-    """Return the time limit of a first contact: `RLINF_CONNECT_TIMEOUT` if set, else its default, stretched."""
+    """Return the time limit of a first contact: `RLINF_CONNECT_TIMEOUT` if set, else its stretched default."""
     seconds = env_vars.CONNECT_TIMEOUT.get()
     return seconds if env_vars.CONNECT_TIMEOUT.is_set else stretched(seconds)
 
@@ -59,9 +81,9 @@ class Deadline:
         """Return the deadline `seconds` from now; None means `RLINF_TIMEOUT`. No wait is unbounded.
 
         Raises:
-            ValueError: `seconds` is negative, infinite or not a number.
+            ValueError: `seconds` is not a valid time, see `plain_seconds`.
         """
-        seconds = env_vars.TIMEOUT.get() if seconds is None else checked_seconds(seconds)
+        seconds = env_vars.TIMEOUT.get() if seconds is None else plain_seconds(seconds)
         return cls(seconds, time.monotonic() + seconds)
 
     def remaining(self) -> float:
@@ -70,7 +92,7 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether it has passed."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
@@ -79,38 +101,20 @@ class Deadline:
         return Deadline(seconds, at) if at < self.at else self
 
 
-def checked_seconds(timeout: float) -> float:
-    """Return a validated timeout. No wait is unbounded, and NaN seconds would be.
-
-    Raises:
-        ValueError: it is negative, infinite or not a number.
-    """
-    if not is_amount(timeout):
-        raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
-    return timeout
-
-
 def plain_seconds(timeout: float) -> float:
-    """Return a timeout as a plain Python number: clocks and locks take no others, not even numpy's.
+    """Return a timeout as a Python float: clocks and locks accept no other types, not even NumPy's.
 
     Raises:
-        ValueError: it is negative, infinite, a tensor or not a number.
+        ValueError: it is negative, infinite, a tensor or not a number, since no wait may be unbounded.
     """
     kind = type(timeout)
-    if kind is not float and kind is not int and not isinstance(timeout, Real):
-        raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
+    is_number = kind is float or kind is int or isinstance(timeout, Real)
+    if not is_number or not 0 <= timeout < float("inf"):
+        raise ValueError(f"a timeout is a number of seconds from 0, not {short_repr(timeout)}")
     try:
-        return float(checked_seconds(timeout))
+        return float(timeout)
     except OverflowError:
         raise ValueError("a timeout is a number of seconds from 0, and this one exceeds the float range") from None
-
-
-def is_amount(value: float) -> bool:
-    """Return whether an argument is a finite number from 0."""
-    try:
-        return 0 <= value < float("inf")
-    except TypeError:
-        return False
 
 
 class OperationKind(StrEnum):
@@ -134,7 +138,7 @@ class OperationKind(StrEnum):
     BREAKPOINT = "breakpoint"
 
 
-# Of code that runs, or is held by whoever debugs it: no wait for another process.
+# Operations of code that runs or is stopped in a debugger, and so does not wait for another process.
 RUNNING = frozenset({OperationKind.METHOD, OperationKind.BREAKPOINT})
 
 _ON_A_CHANNEL = frozenset(
@@ -142,6 +146,8 @@ _ON_A_CHANNEL = frozenset(
 )
 _TOWARDS = frozenset({OperationKind.SEND, OperationKind.SEND_TENSOR, OperationKind.BROADCAST, OperationKind.CONNECT})
 _DEFAULT_KEY = "default"
+# The first character of the encoded form of a channel's key that is not text: an invisible separator.
+NO_TEXT: Final = "\u2063"
 # Descriptions of operations for which "waits in TITLE" would be unclear.
 _WORDS = {
     OperationKind.IDLE: "is idle since {target}",
@@ -163,7 +169,7 @@ class Operation:
     Attributes:
         kind: its kind.
         target: its peer or object: an address, a channel's name, the name of a method or call, or for an idle process
-        how its last call ended (empty without one).
+            how its last call ended (empty without one).
         key: the key of the channel's queue, else None.
         age: its duration in seconds, since clocks differ between hosts.
         serial: its number among all operations of that process, ascending.
@@ -196,7 +202,7 @@ class Operation:
 
     @property
     def _channel(self) -> str:
-        key = f", key `{self.key}`" if self.key not in (None, _DEFAULT_KEY) else ""
+        key = "" if self.key is None or self.key == _DEFAULT_KEY else f", key `{self.key.removeprefix(NO_TEXT)}`"
         return f"channel `{self.target}`{key}"
 
     @property
@@ -236,7 +242,7 @@ class Publication:
     Attributes:
         operations: its current operations, oldest first.
         progress: a number that changes with every operation that begins, ends or moves bytes.
-        running: whether some of its code runs outside of operations; True when in doubt.
+        running: whether the process runs code outside of operations; True when in doubt.
         quiet: seconds since its last operation or method; 0 during one.
         last_call: how the last call of a method ended, as in "its `run` raised ValueError: no camera"; empty before.
     """

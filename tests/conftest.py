@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import re
 import signal
 from collections.abc import Generator
 
@@ -29,11 +30,24 @@ settings.load_profile("commit")
 # Seconds beyond a test's time limit after which its process is ended.
 _GRACE_SECONDS = 180
 _STACKS = pytest.StashKey[int]()
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep where stacks go: no output is captured yet."""
     config.stash[_STACKS] = os.dup(2)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by their kind: a name of their content differs between workers where it holds a time."""
+    return type(val).__name__ if isinstance(val, bytes | bytearray) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names with an address, which differ between the workers of a run."""
+    changing = [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]
+    if changing:
+        raise pytest.UsageError(f"give the parameters of {changing[0]} names without an address")
 
 
 def pytest_collection_finish() -> None:

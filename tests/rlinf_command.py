@@ -13,6 +13,11 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[1]
 # What an interpreter finds that has no rlinf of its own, and a Ray that nobody else uses.
 OURS = {"PYTHONPATH": str(REPOSITORY), "RLINF_ADDRESS": "local"}
+# Reach, so small that a step takes milliseconds.
+REACH = (
+    *("env.train.task=reach", "env.train.total_num_envs=8", "env.train.max_episode_steps=10"),
+    *("env.train.max_steps_per_rollout_epoch=10", "actor.global_batch_size=40", "actor.model.hidden_dim=16"),
+)
 
 
 def rlinf(
@@ -26,12 +31,24 @@ def rlinf(
 
     Without `env` it has this process's variables, and a Ray of its own.
     """
-    command, environ = [python, "-m", "rlinf_cli", *words], env or os.environ | {"RLINF_ADDRESS": "local"}
+    environ = env or os.environ | {"RLINF_ADDRESS": "local"}
+    return output_of(python, "-m", "rlinf_cli", *words, cwd=folder, env=environ, timeout=timeout)
+
+
+def output_of(
+    *command: str | Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    code: int = 0,
+    errors: bool = False,
+) -> str:
+    """Return what a program prints, `errors` included or not; fail with its last words where it ends otherwise."""
     done = subprocess.run(
-        command, cwd=folder, env=dict(environ), capture_output=True, text=True, timeout=timeout, check=False
+        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr if errors else done.stdout
 
 
 def last_metrics(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
 Placements are searched on 16 nodes of two kinds, and on 1,000 nodes of two kinds, 8 accelerators each. The cost of a
 recording is what a timed call with rows takes, its clock included, times the calls of a step of the
-job `laptop`, of whose seconds it is a share. Exits with 1 when a goal is missed.
+job `embodied/pick-laptop`, of whose seconds it is a share. Exits with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ CLUSTERS: Final = ((1024, 8, 1.0), (64_000, 500, 10.0))
 # Seconds of a call, fixed and for each row, on the slower kind; the other one is twice as fast.
 LINES: Final = {STEP: (0.4, 0.01), POLICY: (0.05, 0.002), VALUES: (0.05, 0.002), UPDATE: (0.05, 0.004)}
 CALLS: Final = 200_000
-# Of a process of `laptop`: timed calls of a step, 50 actions with a wait, a step and an answer each; seconds of a step.
+# Of a process of `embodied/pick-laptop`: timed calls of a step, 50 actions with a wait, a step and an answer each; and
+# the seconds of a step.
 CALLS_OF_A_STEP: Final = 2 * 50 + 40
 SECONDS_OF_A_STEP: Final = 0.185
 
@@ -39,7 +40,7 @@ def searched() -> Iterator[Result]:
     """Yield what it takes to search clusters."""
     for environments, nodes, goal in CLUSTERS:
         words = [f"env.train.total_num_envs={environments}", f"actor.global_batch_size={environments}"]
-        config: Any = load_job("laptop", [*words, "runner.val_check_interval=-1"]).config
+        config: Any = load_job("embodied/pick-laptop", [*words, "runner.val_check_interval=-1"]).config
         kinds = tuple(DeviceGroup(label, nodes * PER_NODE, PER_NODE, label) for label in ("slow", "fast"))
         durations = Durations(
             {
@@ -82,7 +83,7 @@ def recorded() -> Iterator[Result]:
     forget_calls()
     share = 100 * whole * CALLS_OF_A_STEP / SECONDS_OF_A_STEP
     yield Result(
-        "timed calls, share of a step of `laptop`",
+        "timed calls, share of a step of `embodied/pick-laptop`",
         f"{1e6 * whole:.2f} us a call, {CALLS_OF_A_STEP} calls a step of {SECONDS_OF_A_STEP} s",
         f"{share:.2f} %",
         "< 0.3 %",

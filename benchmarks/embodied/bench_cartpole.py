@@ -6,7 +6,7 @@ Solved is what Gymnasium says: a mean return of 475 over 100 training episodes i
 processes, Ray's included, from the first training step on; start-up is left out for everyone. The two others need
 `pip install stable-baselines3 'ray[rllib]'`, here or in the environment whose interpreter `--baselines` names (or the
 variable BASELINES_PYTHON). Each has hyperparameters that its own project tuned for this task; ours are those of
-configs/cartpole.yaml.
+configs/embodied/cartpole-laptop.yaml.
 Exits with 1 when rlinf needs more CPU seconds than Stable-Baselines3, or makes fewer steps in one than RLlib.
 """
 
@@ -28,7 +28,7 @@ from benchmarks.baselines.cartpole_baselines import tree_cpu_seconds
 ROOT = Path(__file__).parents[2]
 TARGET, MAX_STEPS = 475.0, 400_000
 # The shipped configuration; the others evaluate nothing and write no checkpoint either.
-CONFIG = "cartpole"
+CONFIG = "embodied/cartpole-laptop"
 OVERRIDES = ("runner.val_check_interval=-1", "runner.save_interval=-1")
 NAMES = {"rlinf": "rlinf", "sb3": "Stable-Baselines3", "rllib": "RLlib"}
 

@@ -24,7 +24,7 @@ from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
-from recipes.embodied.off_policy.dsrl import NOISE_CRITIC, Dsrl, DsrlSettings
+from recipes.embodied.off_policy.dsrl import NOISE_CRITIC, Dsrl, DsrlOptions, DsrlSettings
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.storage import Transitions
@@ -117,7 +117,7 @@ def main() -> None:
         )
         for name, module in modules.items()
     }
-    settings = DsrlSettings(temperature=0.05, target_entropy=0.0, noise_aliasing=aliases)
+    settings = DsrlSettings(options=DsrlOptions(temperature=0.05, target_entropy=0.0, noise_aliasing=aliases))
     learner = Dsrl(settings, states.pop("actor"), states, lr=1e-3)
     buffer = ReplayBuffer(transition_spec(learned_spec(SPEC, sizes[0])), ENVS, 20_000)
     figures = Figures(), Figures()

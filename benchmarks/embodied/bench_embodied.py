@@ -46,7 +46,7 @@ MB = 1 << 20
 
 def shipped(*overrides: str) -> tuple[Job, EmbodiedConfig]:
     """Return what `rlinf train recipe=embodied` runs."""
-    job = load_job("laptop", overrides, environ={})
+    job = load_job("embodied/pick-laptop", overrides, environ={})
     job.raise_if_bad()
     return job, cast("EmbodiedConfig", job.config)
 

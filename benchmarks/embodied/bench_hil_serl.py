@@ -6,8 +6,8 @@ A Franka picks up a cube that lies somewhere else in each episode (`PandaPickCub
 100 steps at most. Both sides have the same 20 episodes of a scripted expert for half of every batch, batches of 256,
 two hidden layers of 256, two critics with layer normalization, a discount of 0.97 and an initial temperature of 0.01;
 for each step of the environment they take two updates of the critics and one of the policy, from step 100 on. The rest
-is each side's own: rlinf's is that of the shipped `franka_rlpd_sim`, lerobot's are the defaults of its classes
-(hil_serl_baseline.py). Nobody intervenes.
+is each side's own: rlinf's is that of the shipped `embodied/franka-rlpd-laptop`, lerobot's are the defaults of its
+classes (hil_serl_baseline.py). Nobody intervenes.
 
 CPU seconds are those of all processes, from the first step of the environment on. `--lerobot` is an interpreter with
 lerobot and gym-hil (or the variable LEROBOT_PYTHON), `--simulator` one with gym-hil for rlinf (RLINF_GYM_HIL_PYTHON).
@@ -74,9 +74,7 @@ algorithm:
   n_steps: 3
   critics: 2
   critic_norm: layer
-  policy_values: mean
-  temperature: 0.01
-  entropy_in_target: false
+  options: {{policy_values: mean, temperature: 0.01, entropy_in_target: false}}
   replay: {{capacity: 100000}}
 runner:
   max_steps: {last}

@@ -131,7 +131,7 @@ def recipe_seconds(steps: int) -> tuple[float, float, float]:
         f"env.train.total_num_envs={ENVS}",
         f"env.train.max_steps_per_rollout_epoch={STEPS}",
         f"env.train.max_episode_steps={STEPS}",
-        "env.train.reset_each_pass=true",
+        "env.train.auto_reset=false",
         "actor.model.model_type=cnn_policy",
         "algorithm.update_epoch=1",
         f"runner.max_steps={2 + steps}",

@@ -49,7 +49,7 @@ def take_part(rank: int, count: int, kind: str, precision: str, folder: Path) ->
     device = torch.device("cpu")
     if count > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
-    config: Any = load_job("laptop", (), environ={}).config
+    config: Any = load_job("embodied/pick-laptop", (), environ={}).config
     model = type(config.actor.model).model_validate(
         {"model_type": kind, "num_action_chunks": 2, "precision": precision, **_SIZES[kind]}
     )

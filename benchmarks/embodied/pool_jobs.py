@@ -24,7 +24,7 @@ from rlinf_core.runners.run_program import run_job
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
 
-# Changes of `metaworld_reach_ppo`. Rewards of both are as the package gives them, and divided alike.
+# Changes of `embodied/metaworld-reach-laptop`. Rewards of both are as the package gives them, and divided alike.
 ALIKE = (
     "algorithm.normalize_rewards=true",
     "runner.val_before_train=false",
@@ -111,7 +111,7 @@ def measure(kind: str, seed: int, steps: int) -> dict[str, Any]:
         settings = (*length, f"runner.logger.log_path={folder}")
         seeds = (f"actor.seed={seed}", f"env.train.seed={1000 * seed}")
         environ = {**os.environ, "RLINF_METAWORLD_PYTHON": os.environ["RLINF_ENVPOOL_PYTHON"]}
-        job = load_job("metaworld_reach_ppo", (*ALIKE, *KINDS[kind], *settings, *seeds), environ=environ)
+        job = load_job("embodied/metaworld-reach-laptop", (*ALIKE, *KINDS[kind], *settings, *seeds), environ=environ)
         job.raise_if_bad()
         config: Any = job.config
         run_job(job, RunFolder.create(config.runner, "embodied"), listen, launched)

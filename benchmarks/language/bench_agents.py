@@ -103,7 +103,7 @@ async def calculator(argument: str) -> str:
 
 
 def configuration(*overrides: str) -> AgentConfig:
-    job = load_job("agent_calculator", overrides, environ={})
+    job = load_job("agent/calculator-laptop", overrides, environ={})
     job.raise_if_bad()
     return cast("AgentConfig", job.config)
 

@@ -5,9 +5,9 @@
 The engine of the rollout worker is the product's; this script holds each answer back for a time of heavy-tailed length
 (Pareto, shape 1.2, from 20 ms to 0.5 s), as if it were that long, and sleeps meanwhile. Synchronous steps wait for the
 longest of 256 answers; with `runner.max_staleness: 2` the prompts of two later steps are under way. Both modes train
-the model of `math_laptop` on the same problems, one after the other, with the same seeds. The times are of steps after
-the first five. Exits with 1 when an asynchronous step takes more than 0.6 times as long as a synchronous one, or when
-the rewards of the last ten steps differ by more than twice their standard error over the seeds (and 0.03).
+the model of `math/sums-laptop` on the same problems, one after the other, with the same seeds. The times are of steps
+after the first five. Exits with 1 when an asynchronous step takes more than 0.6 times as long as a synchronous one,
+or when the rewards of the last ten steps differ by more than twice their standard error over the seeds (and 0.03).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def run(cluster: Cluster, seed: int, steps: int, staleness: int) -> tuple[list[f
 
     with tempfile.TemporaryDirectory() as folder:
         job = load_job(
-            "math_laptop",
+            "math/sums-laptop",
             (
                 f"actor.seed={seed}",
                 f"data.seed={seed}",

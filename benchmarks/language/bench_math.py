@@ -7,8 +7,8 @@
         venv-trl/bin/pip install -c constraints.txt trl==1.16.0 peft
 
 makes the interpreter that `--trl` (or the variable TRL_PYTHON) names; without one those lines are left out. FOLDER (or
-the variable SMOLLM2) is what configs/math_smollm.yaml trains; its head says how to make it. CPU seconds are those of
-all processes, Ray's included, from the first training step on; imports and start-up are left out on all sides.
+the variable SMOLLM2) is what configs/math/smollm2-laptop.yaml trains; its head says how to make it. CPU seconds are
+those of all processes, Ray's included, from the first training step on; imports and start-up are left out on all sides.
 Baselines run before and after each of our runs, of SmolLM2 before alone. Exits with 1 when a goal is missed.
 """
 
@@ -81,10 +81,10 @@ def run(name: str, meter: Meter, *overrides: str, then: Callable[[Path], None] =
 def curve(seeds: Sequence[int]) -> list[Result]:
     """Train the default config whole, by each seed."""
     results: list[Result] = []
-    steps = shipped("math_laptop")[1].runner.max_steps
+    steps = shipped("math/sums-laptop")[1].runner.max_steps
     for seed in seeds:
         meter = Meter([steps])
-        run("math_laptop", meter, f"actor.seed={seed}", f"data.seed={seed}")
+        run("math/sums-laptop", meter, f"actor.seed={seed}", f"data.seed={seed}")
         rewards = [row["rollout/reward"] for row in meter.times]
         first, last = rewards[0], statistics.fmean(rewards[-5:])
         spent = (
@@ -102,15 +102,15 @@ def curve(seeds: Sequence[int]) -> list[Result]:
 
 
 def pretrained(seed: int, folder: str) -> list[Result]:
-    """Train math_smollm whole, and score what it leaves by plain transformers."""
+    """Train math/smollm2-laptop whole, and score what it leaves by plain transformers."""
     model = f"actor.model.model_path={folder}"
-    _, config = shipped("math_smollm", model)
+    _, config = shipped("math/smollm2-laptop", model)
     meter, elsewhere = Meter([]), list[float]()
 
     def score(made: Path) -> None:
         elsewhere.append(plain_score(made / "model", config))
 
-    run("math_smollm", meter, model, f"actor.seed={seed}", then=score)
+    run("math/smollm2-laptop", meter, model, f"actor.seed={seed}", then=score)
     scores = {step: values["eval/pass@1"] for step, values in meter.evaluations.items()}
     first, last = scores[min(scores)], scores[max(scores)]
     cpu, before = meter.cpu_in_all(), sum(meter.marks[0][0].values())
@@ -151,7 +151,7 @@ def warm_model(folder: Path) -> None:
     from recipes.language.models.policy import LanguagePolicy
 
     torch.set_num_threads(1)
-    _, config = shipped("math_laptop")
+    _, config = shipped("math/sums-laptop")
     tokenizer: Any = built_tokenizer()
     model: Any = built_model(tokenizer, seed=config.actor.seed)
     warm_start(
@@ -218,7 +218,7 @@ def against(
 ) -> list[Result]:
     """Return samples per CPU second of the recipe by those of each baseline, which runs before it, and after it."""
     overrides = (*BARE, *AS_BASELINES, f"runner.max_steps={steps}", f"actor.model.model_path={model}")
-    overrides = (*overrides, "actor.threads=1", "rollout.threads=1")
+    overrides = (*overrides, "actor.threads=1")
     _, config = shipped(name, *overrides)
     settings = settings_of(config, model, steps)
     spent: dict[str, list[float]] = {kind: [] for kind in goals}
@@ -275,7 +275,7 @@ def main() -> int:
         goals = {"plain": 0.9, **({"trl": 1.6} if args.trl else {})}
         with tempfile.TemporaryDirectory() as folder:
             warm_model(Path(folder) / "model")
-            rows = against("math_laptop", "one-digit sums", f"{folder}/model", args.steps, pythons, goals)
+            rows = against("math/sums-laptop", "one-digit sums", f"{folder}/model", args.steps, pythons, goals)
         results += rows
         print(table(rows), flush=True)
     if "curve" in args.only:
@@ -283,7 +283,9 @@ def main() -> int:
         results += rows
         print(table(rows), flush=True)
     if {"smollm", "pretrained"} & set(args.only) and not Path(args.smollm2).is_dir():
-        print(f"SmolLM2 is left out: there is no `{args.smollm2}`; configs/math_smollm.yaml says how to make it")
+        print(
+            f"SmolLM2 is left out: there is no `{args.smollm2}`; configs/math/smollm2-laptop.yaml says how to make it"
+        )
     if "pretrained" in args.only and Path(args.smollm2).is_dir():
         for seed in args.seeds[:2]:
             rows = pretrained(seed, str(Path(args.smollm2).resolve()))
@@ -294,7 +296,7 @@ def main() -> int:
         folder = str(Path(args.smollm2).resolve())
         # Before alone: TRL takes minutes, and up to 14 GB, for its whole batch at once.
         title = "SmolLM2, few-shot prompts"
-        rows = against("math_smollm", title, folder, args.smollm_steps, pythons, goals, both_sides=False)
+        rows = against("math/smollm2-laptop", title, folder, args.smollm_steps, pythons, goals, both_sides=False)
         results += rows
         print(table(rows), flush=True)
     if not args.trl:

@@ -5,7 +5,7 @@
 Each configuration runs two training steps. A ratio is the forecast divided by the largest peak of the component's
 processes. Where answers have a number of tokens none ends before, and a bonus for entropy lets all of them be learned
 from: a forecast is of answers as long as they may be. `smollm2` needs the folder that SMOLLM2 names
-(configs/math_smollm.yaml).
+(configs/math/smollm2-laptop.yaml).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 SHORT: Final = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.save_interval=-1")
 NEAR: Final = 0.25
-VISION: Final = ("laptop", "env.train.env_type=franka_vision", "env.train.task=touch")
+VISION: Final = ("embodied/pick-laptop", "env.train.env_type=franka_vision", "env.train.task=touch")
 CNN: Final = (*VISION, "actor.model.model_type=cnn_policy")
 VLM: Final = (
     *VISION,
@@ -30,7 +30,7 @@ VLM: Final = (
     "actor.global_batch_size=200",
     "actor.model={model_type: openvla, hidden_dim: 64, options: {prompt: '{instruction}', max_prompt_tokens: 4}}",
 )
-FLOW: Final = ("laptop", "actor.model.model_type=flow_policy")
+FLOW: Final = ("embodied/pick-laptop", "actor.model.model_type=flow_policy")
 WIDE: Final = ("actor.model={hidden_dim: 1024, num_layers: 3}", "actor.warm_start.steps=2")
 ALL_LEARNED: Final = "algorithm.entropy_bonus=0.001"
 REFERENCE: Final = "cluster.component_placement.reference={node_group: node, placement: 0}"
@@ -48,11 +48,11 @@ def _answers(tokens: int, prompts: int) -> tuple[str, ...]:
 
 # A shipped file, and overrides.
 CONFIGURATIONS: dict[str, tuple[str, ...]] = {
-    "mlp 128": ("laptop",),
-    "mlp 2048": ("laptop", "actor.model.hidden_dim=2048"),
-    "mlp 4096": ("laptop", "actor.model.hidden_dim=4096"),
-    "mlp 2048, 512 envs": ("laptop", "actor.model.hidden_dim=2048", "env.train.total_num_envs=512"),
-    "mlp, 4096 envs": ("laptop", "env.train.total_num_envs=4096"),
+    "mlp 128": ("embodied/pick-laptop",),
+    "mlp 2048": ("embodied/pick-laptop", "actor.model.hidden_dim=2048"),
+    "mlp 4096": ("embodied/pick-laptop", "actor.model.hidden_dim=4096"),
+    "mlp 2048, 512 envs": ("embodied/pick-laptop", "actor.model.hidden_dim=2048", "env.train.total_num_envs=512"),
+    "mlp, 4096 envs": ("embodied/pick-laptop", "env.train.total_num_envs=4096"),
     "flow": FLOW,
     "flow 1024, 256 envs": (*FLOW, "actor.model.hidden_dim=1024", "env.train.total_num_envs=256"),
     "cnn, 64 px": (*CNN, "env.train.options={image_size: 64}"),
@@ -63,19 +63,19 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
         "actor.global_batch_size=640",
     ),
     "vlm": VLM,
-    "vlm, adapters": (*VLM, "actor.model.is_lora=true"),
+    "vlm, adapters": (*VLM, "actor.model.lora={rank: 32, alpha: 64}"),
     "vlm, micro 40": (*VLM, "actor.micro_batch_size=40"),
     "vlm, 48 px, 128 wide": (*VLM, "env.train.options={image_size: 48}", "actor.model.hidden_dim=128"),
-    "math": ("math_laptop",),
-    "math, ppo": ("math_laptop_ppo",),
-    "math, answers of 128": ("math_laptop", "actor.model.hidden_dim=256", *_answers(128, 8)),
-    "math, 1024 wide": ("math_laptop", *WIDE, *_answers(32, 4)),
-    "math, 1024 wide, ppo": ("math_laptop_ppo", *WIDE, *_answers(32, 4)),
-    "math, adapters": ("math_laptop", *WIDE, *_answers(32, 4), "actor.model.lora={rank: 8, alpha: 16}"),
-    "math, reference": ("math_laptop", *WIDE, *_answers(32, 4), "algorithm.kl_beta=0.01", REFERENCE),
-    "agents": ("agent_calculator", "actor.warm_start.steps=50"),
-    "agents, 1024 wide": ("agent_calculator", *WIDE, "data.rollout_batch_size=8", ALL_LEARNED),
-    "smollm2": ("math_smollm", "rollout.sampling_params.min_new_tokens=6", ALL_LEARNED),
+    "math": ("math/sums-laptop",),
+    "math, ppo": ("math/sums-ppo-laptop",),
+    "math, answers of 128": ("math/sums-laptop", "actor.model.hidden_dim=256", *_answers(128, 8)),
+    "math, 1024 wide": ("math/sums-laptop", *WIDE, *_answers(32, 4)),
+    "math, 1024 wide, ppo": ("math/sums-ppo-laptop", *WIDE, *_answers(32, 4)),
+    "math, adapters": ("math/sums-laptop", *WIDE, *_answers(32, 4), "actor.model.lora={rank: 8, alpha: 16}"),
+    "math, reference": ("math/sums-laptop", *WIDE, *_answers(32, 4), "algorithm.kl_beta=0.01", REFERENCE),
+    "agents": ("agent/calculator-laptop", "actor.warm_start.steps=50"),
+    "agents, 1024 wide": ("agent/calculator-laptop", *WIDE, "data.rollout_batch_size=8", ALL_LEARNED),
+    "smollm2": ("math/smollm2-laptop", "rollout.sampling_params.min_new_tokens=6", ALL_LEARNED),
 }
 
 

@@ -85,7 +85,7 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
     if count > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
     overrides = [f"actor.model.model_path={model}", "actor.warm_start.steps=0", *settings]
-    config: Any = load_job("math_laptop", overrides, environ={}).config
+    config: Any = load_job("math/sums-laptop", overrides, environ={}).config
     actor, tokenizer, host = config.actor, make_tokenizer(config.actor), torch.device("cpu")
     phases = Phases()
     with phases.phase("load"):
@@ -238,7 +238,7 @@ def forecast(model: Path, count: int, settings: list[str]) -> int:
         *("data.rollout_batch_size=4", "algorithm.group_size=2", "algorithm.n_minibatches=1"),
         *("data.max_prompt_length=4", "rollout.sampling_params.max_new_tokens=6", *settings),
     ]
-    config: Any = load_job("math_laptop", overrides, environ={}).config
+    config: Any = load_job("math/sums-laptop", overrides, environ={}).config
     actor, *_ = component_forecasts(config, {"actor": count, "rollout": count, "reward": 1})
     return sum(size for part, size in actor.parts.items() if part not in ("base", "sent weights"))
 

@@ -8,7 +8,8 @@
   steps, and answers from a snapshot at every fifth. Losses must be the same to the bit in all of them.
 * curve: GRPO on sums by a client of the service and by recipe math, with the same problems, batches and settings: the
   rewards of the last steps by seed, and tokens per CPU second of all processes, the client's included. `--model` is
-  tiny, what recipe math builds and warms up, or smollm2, whose folder the head of configs/math_smollm.yaml makes.
+  tiny, what recipe math builds and warms up, or smollm2, whose folder the head of configs/math/smollm2-laptop.yaml
+  makes.
 
 Exits with 1 when a goal is missed.
 """
@@ -42,7 +43,7 @@ TENANTS = ("ann", "ben", "cleo", "dan")
 LENGTH, ROWS, SHARE = 64, 8, 0.9
 MISTAKES = 1000
 LAST = 5
-CURVES = {"tiny": "math_laptop", "smollm2": "math_smollm"}
+CURVES = {"tiny": "math/sums-laptop", "smollm2": "math/smollm2-laptop"}
 
 
 def train(client: Client, seed: int, steps: int) -> list[float]:
@@ -166,7 +167,7 @@ def tenants(seconds: float, steps: int) -> Iterator[Result]:
     """Compare one tenant after another, all at once, and all beside garbage, in turns."""
     rounds: dict[str, list[Round]] = {"alone": [], "at once": [], "beside garbage": []}
     outcomes: Counter[str] = Counter()
-    with serving((*TENANTS, "eve"), "serve_laptop") as service:
+    with serving((*TENANTS, "eve"), "serve/sums-laptop") as service:
         clients = [service.client(tenant) for tenant in TENANTS]
         eve, stranger = service.client("eve"), service.client("ann")
         strangers = stranger.begin(4, 1)
@@ -262,7 +263,7 @@ def by_service(name: str, overrides: Sequence[str], model: str, steps: int, seed
     served = (f"actor.model.model_path={model}", f"actor.lora_alpha={lora.alpha}", "server.max_pending=1000")
     rewards: list[float] = []
     count = 0
-    with serving(["ann"], "serve_laptop", *served) as service:
+    with serving(["ann"], "serve/sums-laptop", *served) as service:
         client = service.client("ann")
         client.begin(lora.rank, seed, train_unembed=False)
         start, own = service.cpu_seconds(), time.process_time()
@@ -353,7 +354,7 @@ def curves(models: Sequence[str], smollm2: str, steps: int, seeds: Sequence[int]
         elif Path(smollm2).is_dir():
             yield from curve(model, str(Path(smollm2).resolve()), steps, seeds)
         else:
-            print(f"SmolLM2 is left out: there is no `{smollm2}`; configs/math_smollm.yaml says how to make it")
+            print(f"SmolLM2 is left out: there is no `{smollm2}`; configs/math/smollm2-laptop.yaml says how to make it")
 
 
 def main() -> int:

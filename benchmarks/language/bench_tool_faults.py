@@ -34,7 +34,7 @@ from rlinf_core.job.load import load_job
 FAILS, GUESSED, BEGINNING = 0.1, 0.95, 0.5
 GROUP, RATE = 8, 0.15
 PROMPT = Prompt(0, 0, 1, 0, GROUP, 1.0)
-CONFIG = load_job("agent_calculator", environ={}).config
+CONFIG = load_job("agent/calculator-laptop", environ={}).config
 
 
 class Lookup(Tool):

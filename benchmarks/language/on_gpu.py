@@ -266,11 +266,11 @@ def in_phases(changes: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
         "algorithm.n_minibatches=1",
         "algorithm.entropy_bonus=0.001",
     )
-    job = load_job("math_laptop", overrides, environ={})
+    job = load_job("math/sums-laptop", overrides, environ={})
     if job.config is None:
         problems = "; ".join(diagnostic.message for diagnostic in job.diagnostics)
         raise SystemExit(
-            f"error: math_laptop cannot be read: {problems} (recipes are there once rlinf-cli is installed)"
+            f"error: math/sums-laptop cannot be read: {problems} (recipes are there once rlinf-cli is installed)"
         )
     config: Any = job.config
     sizes = Sizes.of(config, {"actor": 1, "rollout": 1, "reward": 1})

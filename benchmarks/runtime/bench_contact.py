@@ -1,4 +1,4 @@
-"""Contact tasks learned from nothing: CPU time until greedy episodes succeed, of `franka_pick` and `franka_place`.
+"""Contact tasks learned from nothing: CPU time until greedy episodes succeed, of the shipped pick and place in MuJoCo.
 
     python benchmarks/runtime/bench_contact.py [--quick] [--only pick|place] [--seeds 0 1 2]
 
@@ -39,7 +39,7 @@ class Task(NamedTuple):
     seeds: int
 
 
-TASKS = {"pick": Task("franka_pick", 100, 3), "place": Task("franka_place", 400, 2)}
+TASKS = {"pick": Task("embodied/franka-pick-laptop", 100, 3), "place": Task("embodied/franka-place-laptop", 400, 2)}
 
 
 def learn(name: str, seed: int) -> list[Result]:

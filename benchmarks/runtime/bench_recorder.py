@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 RECIPES: Final = {
     "embodied": Measured(
         "recipes.embodied.program",
-        "laptop",
+        "embodied/pick-laptop",
         {
             "ACTOR": WorkerReference(f"{_WORKERS}:SwitchedActor", EmbodiedActor, "actor"),
             "ROLLOUT": WorkerReference(f"{_WORKERS}:SwitchedRollout", EmbodiedRollout, "rollout"),
@@ -78,7 +78,7 @@ RECIPES: Final = {
     ),
     "math": Measured(
         "recipes.math.program",
-        "math_laptop",
+        "math/sums-laptop",
         {
             "ACTOR": WorkerReference(f"{_WORKERS}:SwitchedLanguageActor", LanguageActorGroup, "actor"),
             "ROLLOUT": WorkerReference(f"{_WORKERS}:SwitchedLanguageRollout", GenerationGroup, "rollout"),

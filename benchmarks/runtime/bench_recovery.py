@@ -35,9 +35,9 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 GOAL_SECONDS, GOAL_RATIO, GOAL_PERCENT = 4.0, 1.5, 1.0
 # Of each recipe: its program, its file, who is killed alone, and in what of the file a step takes about a second.
 RECIPES = {
-    "embodied": ("recipes.embodied.program", "laptop", ("env", "rollout"), ()),
-    "math": ("recipes.math.program", "math_laptop", ("reward", "rollout"), ("runner.save_format=dcp",)),
-    "agent": ("recipes.agent.program", "agent_calculator", ("agent", "reward"), ("runner.save_format=dcp",)),
+    "embodied": ("recipes.embodied.program", "embodied/pick-laptop", ("env", "rollout"), ()),
+    "math": ("recipes.math.program", "math/sums-laptop", ("reward", "rollout"), ("runner.save_format=dcp",)),
+    "agent": ("recipes.agent.program", "agent/calculator-laptop", ("agent", "reward"), ("runner.save_format=dcp",)),
 }
 # Steps before the first death, and between two deaths.
 _STEPS = 2

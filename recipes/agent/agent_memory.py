@@ -1,4 +1,4 @@
-"""The forecast of the memory of a job of agents: of its language model, of agents and their tools, and of the index."""
+"""The memory estimate of an agent job: its language model, agents with tools, and the index."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from recipes.language.language_memory import Sizes, component_forecasts
 from recipes.training.memory_parts import WORKER
 from rlinf_core.job.recipe import ProcessForecast
 
-# What an agent process imports besides, measured.
+# The additional imports of an agent process, as measured.
 _AGENT: Final = 12 * 2**20
-# Bytes in memory for each byte of the documents of `search`: their texts, and the words of each with their counts.
+# Bytes in memory per byte of the documents of `search`: texts and word counts.
 _INDEXED: Final = 12
 
 
 def forecast(config: AgentConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
-    """Return the memory that each process of a job will hold, see `Recipe.memory`; raises as `model_sizes` does."""
+    """Return the memory estimate of each process of a job, see `Recipe.memory`; raises as `model_sizes` does."""
     sizes, agent = Sizes.of(config, world_sizes), config.agent
-    corpus = Path(agent.corpus_path) if "search" in agent.tools and agent.corpus_path else None
+    corpus = Path(agent.settings.corpus_path) if "search" in agent.tools and agent.settings.corpus_path else None
     index = _INDEXED * corpus.stat().st_size if corpus is not None and corpus.is_file() else 0
     count, base = sizes.count("agent"), WORKER + _AGENT
     notes: list[str] = []
     if agent.mcp:
         notes.append("the MCP servers that each agent process starts are not counted")
     if "python" in agent.tools:
-        notes.append(f"programs of `python` take up to {agent.python_memory_mib} MiB each")
+        notes.append(f"programs of `python` take up to {agent.settings.python_memory_mib} MiB each")
     if ":" in agent.run:
         notes.append(f"what `{agent.run}` holds is not counted, nor are conversations besides its first")
     if config.plays_tasks:

@@ -1,4 +1,4 @@
-"""The number of boxes that nodes of a placement may hold at once."""
+"""The number of boxes that the nodes of a placement can hold at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_core.config.ranks import format_ranks
 
 
 def placement_notes(config: AgentConfig, nodes: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return a line for each group of nodes that hold alike; see `PlacementNotes`."""
+    """Return a line for each group of nodes with equal capacity; see `PlacementNotes`."""
     environment = config.agent.tasks
     if environment is None:
         return []
@@ -45,7 +45,7 @@ def _spelled(numbers: Iterable[int]) -> str:
 
 
 def _sizes(path: str | None) -> list[int]:
-    """Return the least and the most memory that a task's box needs, in MiB; nothing where tasks cannot be read here."""
+    """Return the minimum and maximum memory of the tasks' boxes, in MiB; empty if tasks cannot be read here."""
     try:
         sizes = {memory_of(folder) for folder in find_tasks(Path(path or "."))}
     except (ConfigError, OSError):

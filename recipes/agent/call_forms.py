@@ -1,4 +1,4 @@
-"""The forms in which models write calls of functions, and the one that a chat template teaches."""
+"""The forms in which models write function calls, and detection of the form that a chat template teaches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
-from recipes.language.data.text_tokens import Spoken, mended
+from recipes.language.data.text_tokens import Spoken
+from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 if TYPE_CHECKING:
     from recipes.language.templates.chat_template import ChatTemplate
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _NAME, _KEY, _VALUE, _RESULT = "rlinfprobe", "firstkey", "firstvalue", "proberesult"
 _SECOND_KEY, _SECOND_VALUE = "secondkey", "secondvalue"
 _DECODER: Final = json.JSONDecoder()
-# A made-up function, by which templates are asked what they teach.
+# A made-up function to find out which form a template teaches.
 PROBE_FUNCTION: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
@@ -36,8 +37,8 @@ class FunctionCall(NamedTuple):
 
     Attributes:
         name: the name of the function.
-        arguments: an object of JSON, as text.
-        call_id: names the call in later messages; of nine letters and digits where it is ours, as some templates want.
+        arguments: a JSON object, as text.
+        call_id: the id of the call in later messages; our own ids have nine letters and digits, as some templates need.
     """
 
     name: str
@@ -45,7 +46,7 @@ class FunctionCall(NamedTuple):
     call_id: str = ""
 
     def entry(self) -> dict[str, Any]:
-        """Return it as an entry of `tool_calls`."""
+        """Return the call as an entry of `tool_calls`."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
@@ -56,11 +57,10 @@ class CallForm(NamedTuple):
     Attributes:
         style: `json`, objects with `name` and `arguments` or `parameters`, or a list of them; `split`, a name followed
             by its arguments in JSON; `pairs`, a name followed by keys and values as texts.
-        begin: text before each call; empty: a turn that calls consists of calls alone.
-        end: text after each call; empty: there is none.
-        middle: the text between; in `split`, between name and arguments; in `pairs`, between the name and its first
-            key.
-        key, value, close: the texts in `pairs`, before a key, between a key and its value, and after the value.
+        begin: the text before each call; "": a turn with calls consists of calls alone.
+        end: the text after each call; "": none.
+        middle: the text between name and arguments (`split`), or between the name and the first key (`pairs`).
+        key, value, close: the texts before a key, between a key and its value, and after the value (`pairs`).
     """
 
     style: Literal["json", "split", "pairs"]
@@ -72,12 +72,12 @@ class CallForm(NamedTuple):
     close: str = ""
 
 
-# As chat models write calls that follow the templates of Hermes and Qwen; for templates that teach no form.
+# The form of Hermes' and Qwen's templates, used for templates that teach no form.
 HERMES: Final = CallForm("json", "<tool_call>", "</tool_call>")
 
 
 def hermes_instructions(functions: Sequence[Mapping[str, Any]]) -> str:
-    """Return how functions are called in the form `HERMES`, for a system message."""
+    """Return the instructions for calls in the form `HERMES`, for a system message."""
     listed = "\n".join(json.dumps(function["function"], ensure_ascii=False) for function in functions)
     return (
         f"You may call functions. Their signatures, one a line:\n{listed}\n"
@@ -95,12 +95,12 @@ def find_calls(
 ) -> tuple[str, tuple[FunctionCall, ...]]:
     """Return the text before the first call, and the calls of known functions.
 
-    A call that cannot be parsed, of another function, or within a thought, is text like any other.
+    A call that cannot be parsed, of an unknown function, or within a thought, is plain text.
 
     Args:
         text: the text of a turn.
         form: the form in which calls are written.
-        functions: JSON Schemas of their arguments, by name.
+        functions: the JSON Schemas of the functions' arguments, by name.
         thinking: whether the turn begins within a thought.
     """
     spoken = Spoken(text, thinking=thinking)
@@ -109,15 +109,13 @@ def find_calls(
     for start, end, name, arguments in _STYLES[form.style](text, form):
         if not isinstance(name, str) or name not in functions or not isinstance(arguments, dict):
             continue
-        # A mark within the arguments opens no thought, so that parsed calls alone are asked about.
+        # Ask only about parsed calls, as a mark within arguments opens no thought.
         if not spoken.has(start, end):
             continue
         values = cast("dict[str, Any]", arguments)
         if form.style == "pairs":
             values = {key: _typed(value, functions[name], key) for key, value in values.items()}
         written = json.dumps(values, ensure_ascii=False)
-        if written != mended(written):
-            continue
         begins = min(begins, start)
         calls.append(FunctionCall(name, written, secrets.token_hex(5)[:9]))
     return text[:begins].rstrip() if calls else text, tuple(calls)
@@ -127,20 +125,20 @@ def _json_calls(text: str, form: CallForm) -> Iterator[tuple[int, int, Any, Any]
     marks = re.compile(re.escape(form.begin) if form.begin else r"\A(?:<\|python_tag\|>)?|(?<=\})\s*[;\n]\s*(?=\{)")
     for mark in marks.finditer(text):
         value, end = _decoded(text, mark.end())
-        # Without marks, words after a call make it part of an answer; a token that ends the turn does not.
+        # Without marks, words after a call make it part of an answer, but an ending token does not.
         if not form.begin and not re.match(r"\s*(?:[;{]|<\||\Z)", text[end:]):
             return
         for call in cast("list[Any]", value) if isinstance(value, list) else [value]:
             if isinstance(call, dict):
                 fields = cast("dict[str, Any]", call)
                 arguments = fields.get("arguments", fields.get("parameters", {}))
-                # Some models write the arguments as a text of JSON.
-                parsed = _decoded(arguments, 0)[0] if isinstance(arguments, str) else arguments
+                # Some models write the arguments as JSON text.
+                parsed = _parsed(arguments) if isinstance(arguments, str) else arguments
                 yield mark.start(), end, fields.get("name"), parsed
 
 
 def _split_calls(text: str, form: CallForm) -> Iterator[tuple[int, int, Any, Any]]:
-    # Some forms number their calls there.
+    # Some forms number their calls in this text.
     middle = re.sub(r"\d+", r"\\d+", re.escape(form.middle))
     for mark in re.finditer(rf"{re.escape(form.begin)}\s*([\w.-]+?)\s*{middle}(?=\s*\{{)", text):
         value, end = _decoded(text, mark.end())
@@ -162,25 +160,43 @@ def _decoded(text: str, start: int) -> tuple[Any, int]:
     """Return the JSON value that starts at an index, and the index after it; None and the index if there is none."""
     start += len(text[start:]) - len(text[start:].lstrip())
     try:
-        return _DECODER.raw_decode(text, start)
+        end = _DECODER.raw_decode(text, start)[1]
+        # Refuses what others cannot read back, such as NaN.
+        return load_json(text[start:end]), end
     except (ValueError, RecursionError):
         return None, start
 
 
+def _parsed(text: str, otherwise: Any = None) -> Any:
+    """Return the value of a whole JSON text; `otherwise` if it is none."""
+    try:
+        return load_json(text)
+    except BadJsonError:
+        return otherwise
+
+
 def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
-    """Return a value that was written as a text, as its JSON Schema wants it."""
+    """Convert a value that was written as text to the type in its JSON Schema."""
     properties: Any = schema.get("properties")
     wanted: Any = cast("Mapping[str, Any]", properties).get(key) if isinstance(properties, dict) else None
-    if isinstance(wanted, dict) and cast("Mapping[str, Any]", wanted).get("type") == "string":
-        return text
-    value, end = _decoded(text, 0)
-    return text if value is None or text[end:].strip() else value
+    kinds = _kinds(wanted)
+    if "string" in kinds and kinds <= {"string", "null"}:
+        return None if "null" in kinds and text.strip() == "null" else text
+    return _parsed(text, text)
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Return the types that a JSON Schema names, also as alternatives."""
+    fields = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
+    named, others = fields.get("type", []), fields.get("anyOf", fields.get("oneOf"))
+    kinds = {str(kind) for kind in cast("list[Any]", named if isinstance(named, list) else [named])}
+    return kinds.union(*map(_kinds, cast("list[Any]", others) if isinstance(others, list) else []))
 
 
 def taught_form(template: ChatTemplate) -> CallForm | None:
-    """Return the form of calls that a chat template teaches the model; None where it knows no functions.
+    """Return the form of calls that a chat template teaches; None if it knows no functions.
 
-    The template is asked to write calls of a made-up function, and the form is read off them.
+    The form is read from the template's rendering of calls of a made-up function.
     """
     from recipes.language.templates.chat_template import TemplateRefusalError
 
@@ -207,12 +223,12 @@ def taught_form(template: ChatTemplate) -> CallForm | None:
 
 def _probe_call(number: int) -> dict[str, Any]:
     arguments = {_KEY: _VALUE, _SECOND_KEY: _SECOND_VALUE}
-    # As long as our own.
+    # The id is as long as our own ids.
     return {"id": f"probeid0{number}", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
 
 
 def _form_of(text: str) -> CallForm | None:
-    """Return the form of the calls in what a template wrote."""
+    """Return the form of the calls in a template's rendering."""
     name = text.find(_NAME)
     for start in (match.start() for match in re.finditer(r"[\[{]", text[:name] if name >= 0 else "")):
         value, end = _decoded(text, start)
@@ -242,12 +258,12 @@ def _pairs_of(text: str, name: int) -> CallForm | None:
 
 
 def _marks(text: str, start: int, end: int, following: int) -> tuple[str, str]:
-    """Return the text before each call, and after each, of which the first is at `start` to `end`."""
+    """Return the texts before and after each call; the first call is at `start` to `end`, the next at `following`."""
     before = text[:start]
     if not before.strip():
         return "", ""
     if following < 0:
-        # One call alone; what a template writes before it besides, such as empty thoughts, is not a part of its mark.
+        # With one call only, ignore other text before it, such as empty thoughts.
         return (before.split() or [""])[-1], (text[end:].split() or [""])[0]
     between = text[end:following]
     begin = _common_end(before, between)
@@ -257,12 +273,12 @@ def _marks(text: str, start: int, end: int, following: int) -> tuple[str, str]:
 def _common_end(first: str, second: str) -> str:
     """Return the mark that two texts both end with."""
     common = first[len(first) - _shared(first[::-1], second[::-1]) :]
-    # What is common may begin with the rest of another mark.
+    # The common text may begin with the end of another mark.
     begin = re.search(r"[<\[]", common)
     return common[begin.start() :] if begin else common
 
 
 def _shared(first: str, second: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((number for number, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -17,11 +17,11 @@ def needed(module: str, purpose: str) -> Any:
     """Import a package that only some data sets need.
 
     Args:
-        module: what is imported.
-        purpose: what needs it, as the subject of a sentence.
+        module: the name of the module.
+        purpose: what needs the package, as the subject of a sentence.
 
     Raises:
-        DatasetError: this Python does not have it.
+        DatasetError: the package is not installed.
     """
     package = module.partition(".")[0]
     cause: ImportError | None = None

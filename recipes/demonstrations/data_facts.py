@@ -1,4 +1,4 @@
-"""Facts of demonstrations and of environments, as they are compared before the first episode."""
+"""Facts of demonstrations and of environments, to be compared before the first episode."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class DataFacts(NamedTuple):
 
     Attributes:
         where: their files or folders.
-        fps: rows per second; None: they do not say.
-        instructions: the different instructions of their rows.
-        reads_instructions: the policy that learns from them acts by instructions.
-        cameras: their camera for each of the environment's.
-        guessed: the environment's cameras whose pair is a guess: it is the only one on both sides, of another name.
-        actions: smallest and largest value, mean and standard deviation of each number of an action; of choices none.
+        fps: rows per second; None: not recorded.
+        instructions: the distinct instructions of the rows.
+        reads_instructions: whether the policy that learns from the data is conditioned on instructions.
+        cameras: the data's camera for each camera of the environment.
+        guessed: the environment's cameras paired by a guess: either side has one camera, and their names differ.
+        actions: min, max, mean and standard deviation of each action dimension; empty for discrete actions.
     """
 
     where: str
@@ -38,9 +38,9 @@ class StartFacts(NamedTuple):
     """The facts of the first starts of environments.
 
     Attributes:
-        control_hz: actions per second; None: not known.
-        instructions: those of their first starts; None: they observe none, or are not started before their first
-            episode, as a real arm.
+        control_hz: actions per second; None: unknown.
+        instructions: the instructions of the first starts; None: the environments observe none, or, like a real arm, do
+            not start before their first episode.
     """
 
     control_hz: float | None
@@ -54,9 +54,9 @@ def facts_of(
 
     Args:
         data: the demonstrations.
-        cameras: their camera for each of the environment's.
+        cameras: the data's camera for each camera of the environment.
         named: the pairs of cameras that `data.cameras` names.
-        reads_instructions: the policy that learns from them acts by instructions.
+        reads_instructions: whether the policy that learns from the data is conditioned on instructions.
     """
     numbers: list[int] = np.unique(data.task_of).tolist()
     chooses = data.actions.dtype.kind in "iu"

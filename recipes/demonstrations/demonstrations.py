@@ -1,6 +1,6 @@
 """Demonstrations in memory, independent of their format: numbers are loaded, images are read on demand.
 
-A recorded episode is terminated by its task, or cut off. Success is a third column, and decides neither.
+A recorded episode is either terminated by its task or truncated. Success is a separate column that implies neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def truths(values: Array, name: str, place: Callable[[int], str]) -> NDArray[np.
         place: returns the location of a row, for errors.
 
     Raises:
-        DatasetError: a value is another number.
+        DatasetError: a value is neither 0 nor 1.
     """
     if name.rpartition("/")[2] in MODES:
         return values == 1
@@ -49,9 +49,9 @@ class Ends(NamedTuple):
     """The ends of N rows; each is true after the action of its row.
 
     Attributes:
-        terminations: bool [N], the task ended: nothing comes after it.
-        truncations: bool [N], the episode was cut off, or its recording stops.
-        assumed: bool [N], an end that no column tells apart from one of the other kind.
+        terminations: bool [N], the task ended.
+        truncations: bool [N], the episode was truncated, or its recording stops.
+        assumed: bool [N], an end whose kind no column tells: a termination or a truncation is assumed.
     """
 
     terminations: Flags
@@ -67,20 +67,21 @@ def ends_of(
     truncated: Flags | None,
     success: Flags | None,
 ) -> Ends | None:
-    """Return how the episodes of a data set end; None: no column says anything about it.
+    """Return how the episodes of a data set end; None if no column says so.
 
-    A column of terminations is believed. Else the task ended where an episode is done, or its recording stops, and it
-    was not cut off. Done without a column of truncations is taken for an end by the task, as in robomimic and in
-    LeRobot's own replay buffer. Where there is neither, a solved task has ended, and any other episode is cut off.
+    A column of terminations is trusted. Without one, the task ended where an episode is done (or, without a `done`
+    column, where its recording stops) and was not truncated. If `truncated` is missing too, `done` means a termination,
+    as in robomimic and in LeRobot's own replay buffer. With `success` alone, a solved episode is terminated, and any
+    other is truncated.
 
     Args:
         last: int64 [E], the last row of each episode.
-        done: bool [N], the episode is over, for whatever reason; None: there is no such column, as for the others.
+        done: bool [N], the episode is over, for whatever reason. For this and the next three, None: no such column.
         terminated: bool [N], the task ended.
-        truncated: bool [N], the episode was cut off.
+        truncated: bool [N], the episode was truncated.
         success: bool [N], the task is solved.
     """
-    # Episodes do end: a column that is never true was not filled in.
+    # Every recording has ends: a column that is never true was not filled in.
     done = None if done is None or not done.any() else done
     columns = [column for column in (terminated, done, truncated, success) if column is not None]
     if not columns:
@@ -99,7 +100,7 @@ def ends_of(
 
 
 Rows = NDArray[np.int64]
-# By name: mean, std, min, max, count and quantiles. Of numbers [D], of pictures [3, 1, 1] with values from 0 to 1.
+# By name: mean, std, min, max, count and quantiles: [D] for numbers; [3, 1, 1] for images, scaled to 0 to 1.
 Statistics: TypeAlias = dict[str, Array]
 Number = TypeVar("Number", np.uint8, np.float32)
 
@@ -110,29 +111,29 @@ class Camera:
 
     Attributes:
         shape: (H, W, 3).
-        read: returns images [n, H, W, 3] of some rows, in the order of the rows. Raises DatasetError: one is missing or
-            damaged.
+        read: returns images [n, H, W, 3] of some rows, in the order of the rows. Raises DatasetError: an image is
+            missing or damaged.
     """
 
     shape: tuple[int, int, int]
     read: Callable[[Rows], NDArray[np.uint8]]
 
     def flipped(self, flip: Flip) -> Camera:
-        """Return the camera with its images turned."""
+        """Return the camera with its images flipped."""
         return Camera(self.shape, lambda rows: flipped(self.read(rows), flip))
 
     def chosen(self, rows: Rows) -> Camera:
-        """Return the camera of some of the rows."""
+        """Return the camera restricted to some rows."""
         return Camera(self.shape, lambda chosen: self.read(rows[chosen]))
 
 
 class JoinedSet(NamedTuple):
-    """One of the data sets that demonstrations were joined from.
+    """One of the data sets that were joined.
 
     Attributes:
         where: its file or folder.
-        episodes: how many of the episodes are its own.
-        flip: how its pictures were turned when they were read; None: they are as they were kept.
+        episodes: the number of its episodes.
+        flip: how its images were flipped when they were read; None: not at all.
     """
 
     where: str
@@ -146,10 +147,10 @@ class Demonstrations:
 
     Attributes:
         where: the file or folder.
-        fps: rows per second; None: it does not say.
+        fps: rows per second; None: not recorded.
         bounds: int64 [E + 1], the first row of every episode, and N.
-        actions: [N, A], float32, or int64 for choices.
-        states: float32 [N, S]; None: there are none.
+        actions: [N, A], float32, or int64 for discrete actions.
+        states: float32 [N, S]; None: no states.
         cameras: the cameras by name.
         tasks: the different instructions.
         task_of: int64 [N], which of them.
@@ -231,7 +232,7 @@ class Demonstrations:
         """Return a subset of the episodes, by their numbers in the data set.
 
         Raises:
-            DatasetError: there is no episode of such a number.
+            DatasetError: there is no episode of such a number, or a number occurs twice.
         """
         known = list(range(self.episodes)) if self.numbers is None else self.numbers.tolist()
         wrong = [episode for episode in episodes if episode not in known]
@@ -241,6 +242,9 @@ class Demonstrations:
                 where=self.where,
                 help=f"they are numbered {known[0]} to {known[-1]}",
             )
+        if len(set(episodes)) < len(episodes):
+            twice = next(episode for episode in episodes if episodes.count(episode) > 1)
+            raise DatasetError(f"episode {twice} is named twice", where=self.where, help="name each episode once")
         positions = [known.index(episode) for episode in episodes]
         spans = [self.rows_of(position) for position in positions]
         rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)

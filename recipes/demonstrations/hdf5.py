@@ -17,16 +17,16 @@ from recipes.demonstrations.names import END_ROLES, Flip, Role, column_of, is_de
 from recipes.training.arrays import Array
 from rlinf_core.foreign.budget import Budget, OverBudgetError
 
-# What makes up the states where nothing else is said: of LIBERO, of robomimic with a Panda, of Isaac Lab.
+# Default states of LIBERO, of robomimic with a Panda, and of Isaac Lab.
 _STATES: Final = (
     ("ee_states", "gripper_states"),
     ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos"),
     ("eef_pos", "eef_quat", "gripper_pos"),
 )
 _NUMBER: Final = re.compile(r"(\d+)$")
-# Attributes of a demonstration, or of the file, that say how many actions there are.
+# Attributes of a demonstration, or of the file, that give the number of actions.
 _SAMPLES, _TOTAL = "num_samples", "total"
-# Groups of a demonstration that hold no columns of its rows.
+# Groups of a demonstration that hold no per-row columns.
 _NO_COLUMNS: Final = ("obs", "next_obs", "states", "initial_state", "datagen_info")
 _AGREE: Final = "convert the file again, or name the others: `train_data_paths: {path: ..., episodes: [...]}`"
 
@@ -42,8 +42,8 @@ def read_hdf5(
 
     Args:
         file: a file of LIBERO (`*_demo.hdf5`), robomimic or Isaac Lab.
-        state_keys: names in `obs` that make up the states; by default what is usual for these files.
-        columns: the column of some roles; the others are found by their usual names.
+        state_keys: names in `obs` that are concatenated into the states; by default the usual ones of these formats.
+        columns: the columns of some roles; those of other roles are found by their usual names.
         mask: the `NAME` of robomimic's `mask/NAME` whose demonstrations are returned; None: all.
 
     Raises:
@@ -84,7 +84,7 @@ class _File:
         self._demos: dict[str, Any] = {}
         if data is not None and hasattr(data, "keys"):
             self._demos = {name: data[name] for name in sorted(data, key=_order) if hasattr(data[name], "keys")}
-        if not any("obs" in demo for demo in self._demos.values()):
+        if not any(map(_observes, self._demos.values())):
             raise DatasetError(
                 "the file has no demonstrations",
                 where=self._where,
@@ -121,14 +121,16 @@ class _File:
         cameras = self._cameras(first, notes)
         longer = self._check_lengths(names, lengths, [*keys, *cameras])
         for column in (self._demos[name]["obs"][key] for name in names for key in cameras):
-            # Pictures are read one by one.
+            # Images are read one at a time.
             take_column(column, self._where, self._budget, rows=1)
         if longer:
             notes.append(f"dropped the last observation of {longer} demonstrations, which no action follows")
         if not keys:
-            notes.append("there are no states: `data.state_keys` selects their parts from `obs`")
+            notes.append("there are no states: `data.columns: {state: [...]}` selects their parts from `obs`")
         bounds = np.cumsum([0, *(lengths[name] for name in names)])
         place = _place(self._where, names, bounds)
+        for name in names:
+            self._check_alike(actions[names[0]], actions[name])
         read = [take_column(actions[name], self._where, self._budget) for name in names]
         values = np.concatenate([column[()].reshape(len(column), -1) for column in read])
         successes = self._successes(names, lengths, place)
@@ -153,17 +155,20 @@ class _File:
         )
 
     def _chosen(self, mask: str | None) -> list[str]:
-        """Return the names of the demonstrations in a mask."""
         if mask is None:
             return list(self._demos)
         masks: Any = self._opened.get("mask", {})
         if mask not in masks:
             known = ", ".join(f"`{mask_name}`" for mask_name in masks) or "none"
             raise DatasetError(f"the file has no `mask/{mask}`", where=self._where, help=f"it has {known}")
-        if len(masks[mask]) > len(self._demos):
-            message = f"`mask/{mask}` lists {len(masks[mask])} demonstrations of {len(self._demos)}"
+        listing: Any = masks[mask]
+        if len(getattr(listing, "shape", None) or ()) != 1:
+            message = f"`mask/{mask}` is no list of demonstrations"
             raise DatasetError(message, where=self._where, help="create the mask again")
-        listed = {entry.decode() if isinstance(entry, bytes) else str(entry) for entry in masks[mask][()]}
+        if len(listing) > len(self._demos):
+            message = f"`mask/{mask}` lists {len(listing)} demonstrations of {len(self._demos)}"
+            raise DatasetError(message, where=self._where, help="create the mask again")
+        listed = {entry.decode() if isinstance(entry, bytes) else str(entry) for entry in listing[()]}
         unknown = next((demo for demo in sorted(listed) if demo not in self._demos), None)
         if unknown is not None or not listed:
             message = f"`mask/{mask}` lists {'nothing' if unknown is None else f'`{unknown}`, which does not exist'}"
@@ -171,11 +176,11 @@ class _File:
         return [name for name in self._demos if name in listed]
 
     def _length(self, name: str, actions: Any) -> int:
-        length, said = len(actions), self._attributes_of(name).count(_SAMPLES)
+        length, said = len(actions) if actions.size else 0, self._attributes_of(name).count(_SAMPLES)
         if said is not None and said != length:
             message = f"`data/{name}` claims {said} samples but has {length} actions"
             raise DatasetError(message, where=self._where, help=_AGREE)
-        if not length or "obs" not in self._demos[name]:
+        if not length or not _observes(self._demos[name]):
             missing = "no actions" if not length else "no `obs`"
             raise DatasetError(f"`data/{name}` has {missing}", where=self._where, help=_AGREE)
         return length
@@ -185,18 +190,15 @@ class _File:
 
     def _check_lengths(self, names: Sequence[str], lengths: Mapping[str, int], keys: Sequence[str]) -> int:
         """Check that all demonstrations have the same observations, one per action; return how many have one more."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        longer = 0
+        longer, first = 0, self._demos[names[0]]["obs"]
         for name in names:
             observed, counts = self._demos[name]["obs"], set[int]()
             for key in keys:
-                if key not in observed:
+                if key not in observed or hasattr(observed[key], "keys"):
                     raise DatasetError(f"`data/{name}/obs` has no `{key}`", where=self._where, help=_AGREE)
                 check_numbers(observed[key], self._where)
-                rows, shape = observed[key].shape[0], observed[key].shape[1:]
-                if shapes.setdefault(key, shape) != shape:
-                    message = f"`data/{name}/obs/{key}` is {list(shape)}; that of `{names[0]}` is {list(shapes[key])}"
-                    raise DatasetError(message, where=self._where, help=_AGREE)
+                self._check_alike(first[key], observed[key])
+                rows = observed[key].shape[0]
                 if rows not in (lengths[name], lengths[name] + 1):
                     message = f"`data/{name}` has {lengths[name]} actions and {rows} observations of `{key}`"
                     raise DatasetError(message, where=self._where, help=_AGREE)
@@ -207,15 +209,23 @@ class _File:
             longer += counts == {lengths[name] + 1}
         return longer
 
+    def _check_alike(self, first: Any, other: Any) -> None:
+        """Check that rows of two demonstrations have the same shape, and that both are pictures or neither."""
+        if first.shape[1:] != other.shape[1:] or (first.dtype == np.uint8) != (other.dtype == np.uint8):
+            one, two = (
+                f"{column.name.strip('/')}` is {column.dtype}{list(column.shape[1:])}" for column in (other, first)
+            )
+            raise DatasetError(f"a row of `{one}; a row of `{two}", where=self._where, help=_AGREE)
+
     def _cameras(self, observed: Mapping[str, Any], notes: list[str]) -> list[str]:
         """Return the names in `obs` whose rows are color or grey images.
 
         Raises:
-            DatasetError: there are pictures of another type.
+            DatasetError: a camera has images of another type.
         """
         cameras: list[str] = []
         for key, column in observed.items():
-            sizes = column.shape[1:]
+            sizes = (column.shape or ())[1:]
             if is_depth(key) and len(sizes) >= 2:
                 notes.append(f"dropped `obs/{key}`: policies do not use depth")
             elif len(sizes) == 3 and column.dtype == np.uint8:
@@ -271,7 +281,7 @@ class _File:
     def _successes(
         self, names: Sequence[str], lengths: Mapping[str, int], place: Callable[[int], str]
     ) -> NDArray[np.bool_] | None:
-        """Return after which actions the task is solved; Isaac Lab's attribute `success` refers to the last one."""
+        """Return whether the task is solved after each action; Isaac Lab's `success` refers to the last action."""
         rows = self._truths("success", names, lengths, place)
         said = [self._attributes_of(name).solved() for name in names]
         if rows is not None or any(flags is None for flags in said):
@@ -281,8 +291,12 @@ class _File:
         return solved
 
 
+def _observes(demo: Any) -> bool:
+    """Return whether a demonstration has a group of observations."""
+    return hasattr(demo.get("obs"), "keys")
+
+
 def _flat(group: Any, above: str = "") -> dict[str, Any]:
-    """Yield the arrays of a group by path."""
     arrays: dict[str, Any] = {}
     for name in group:
         item = group[name]
@@ -304,13 +318,13 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _numbers(names: Sequence[str]) -> Rows | None:
-    """Return the numbers in the names of demonstrations; None if a name has none or two are equal."""
+    """Return the numbers in the names of demonstrations; None if a name has no number or two numbers are equal."""
     numbers = [_order(name)[0] for name in names]
     return np.array(numbers, np.int64) if len(set(numbers)) == len(numbers) and -1 not in numbers else None
 
 
 def _orientation(convention: Any) -> Flip | None:
-    """Return the image orientation by robosuite's name in the file: `opengl` has the bottom row first."""
+    """Return the flip for robosuite's image convention: `opengl` stores the bottom row first."""
     word = convention if isinstance(convention, str) else ""
     return {"opengl": "vertical", "opencv": "none"}.get(word.strip('"').lower())  # pyright: ignore[reportReturnType]
 

@@ -1,4 +1,4 @@
-"""Checks that a received HDF5 file holds what it names: HDF5 can refer to other files, and to itself in a circle."""
+"""Checks that an untrusted HDF5 file holds its own data: HDF5 links may lead to other files, or form cycles."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlinf_core.foreign.strict_json import BadJsonError, load_json
 class Attributes:
     """The attributes of a group.
 
-    An attribute that is missing, an empty one, and JSON's `null` all say nothing.
+    A missing attribute, an empty one, and JSON's `null` all count as absent.
 
     Args:
-        attributes: those of h5py.
+        attributes: the attributes object of h5py.
         where: the file and the group, for errors.
     """
 
@@ -27,7 +27,7 @@ class Attributes:
         self._attributes, self._where = attributes, where
 
     def value(self, name: str) -> Any:
-        """Return an attribute as a text, a number, a truth value or an array of several; None: it says nothing."""
+        """Return an attribute as a text, a number, a boolean or an array of these; None if it is absent."""
         value: Any = self._attributes.get(name)
         if value is None or getattr(value, "shape", ()) is None:  # `h5py.Empty`
             return None
@@ -40,7 +40,7 @@ class Attributes:
         return None if isinstance(single, str) and single.strip().strip("\0") in ("", "null") else single
 
     def content(self, name: str) -> dict[str, Any]:
-        """Return an attribute that is an object of JSON, without entries that are `null`; empty: it says nothing."""
+        """Return an attribute that is a JSON object, without its `null` entries; empty if it is absent."""
         value = self.value(name)
         try:
             return _object(load_json(value, non_finite=True) if isinstance(value, str) else None)
@@ -48,10 +48,10 @@ class Attributes:
             return {}
 
     def count(self, name: str) -> int | None:
-        """Return an attribute that is a whole number; None: it says nothing.
+        """Return an attribute that is a whole number; None if it is absent.
 
         Raises:
-            DatasetError: it is something else.
+            DatasetError: the attribute is not a whole number.
         """
         value = self.value(name)
         number = None if value is None else _number(value)
@@ -62,10 +62,10 @@ class Attributes:
         return None if number is None else int(number)
 
     def rate(self) -> float | None:
-        """Return `control_freq` of robosuite in `env_args`, rows per second; None: nothing is said.
+        """Return robosuite's `control_freq` in `env_args`, rows per second; None if it is absent.
 
         Raises:
-            DatasetError: it is no rate.
+            DatasetError: the value is not a valid rate.
         """
         value = _object(self.content("env_args").get("env_kwargs")).get("control_freq")
         if value is None:
@@ -76,10 +76,10 @@ class Attributes:
         return int(number) if number.is_integer() else number
 
     def solved(self) -> bool | None:
-        """Return Isaac Lab's `success`; None: it says nothing.
+        """Return Isaac Lab's `success`; None if it is absent.
 
         Raises:
-            DatasetError: it is neither true nor false.
+            DatasetError: the value is neither true nor false.
         """
         value = self.value("success")
         known = {"true": True, "false": False, "1": True, "0": False}
@@ -91,10 +91,10 @@ class Attributes:
         return known[word]
 
     def instruction(self) -> str | None:
-        """Return the instruction of LIBERO, or the name of robomimic's environment; None: there is neither.
+        """Return LIBERO's instruction, or the name of robomimic's environment; None if both are absent.
 
         Raises:
-            DatasetError: it is neither a text nor a list of texts.
+            DatasetError: the value is neither a text nor a list of texts.
         """
         for name, key in (("problem_info", "language_instruction"), ("env_args", "env_name")):
             said: Any = self.content(name).get(key)
@@ -121,7 +121,7 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _number(value: object) -> float | None:
-    """Return a number, or one that a text is; None: it is none."""
+    """Return a number, also from its text; None if the value is neither."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -131,19 +131,19 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# Groups within groups; those of the known layouts are four.
+# The deepest nesting of groups; the known layouts have four levels.
 _DEEPEST: Final = 16
-# Bytes that a path takes while it is looked at, and a number once it is read, at least.
+# Lower bounds of the bytes that a path takes while it is checked, and that a number takes once it is read.
 _PATH: Final = 16 << 10
 _NUMBER: Final = 4
 
 
 def check_contents(group: Any, where: str, budget: Budget, above: str = "", depth: int = 0) -> None:
-    """Check the links of a group of h5py, and of the groups within.
+    """Check the links of an h5py group, recursively.
 
     Raises:
-        DatasetError: something lies in another file, does not exist, or a group contains itself.
-        OverBudgetError: there are more paths than the file has room for: a group may have several names.
+        DatasetError: a link leads to another file or to nothing, or a group contains itself.
+        OverBudgetError: there are more paths than the file could hold, since a group may have several names.
     """
     for name in group:
         path = f"{above}{name}"
@@ -164,22 +164,23 @@ def check_contents(group: Any, where: str, budget: Budget, above: str = "", dept
 
 
 def check_numbers(column: Any, where: str) -> None:
-    """Check that a data set of h5py holds numbers.
+    """Check that an h5py data set holds rows of numbers.
 
     Raises:
-        DatasetError: it holds texts or other things.
+        DatasetError: it holds values of another type, or a single value or none.
     """
-    if column.dtype.kind not in "fiub":
-        message = f"`{column.name.strip('/')}` holds values of the type `{column.dtype}`, not numbers"
+    if column.dtype.kind not in "fiub" or not column.shape:
+        what = f"values of the type `{column.dtype}`, not numbers" if column.dtype.kind not in "fiub" else "no rows"
+        message = f"`{column.name.strip('/')}` holds {what}"
         raise DatasetError(message, where=where, help="convert the file again")
 
 
 def take_column(column: Any, where: str, budget: Budget, *, rows: int | None = None) -> Any:
-    """Return a data set of h5py of which `rows` are to be read, once their bytes are drawn; None: all of them.
+    """Return an h5py data set once the bytes of `rows` of its rows (None: all) are drawn from the budget.
 
     Raises:
-        DatasetError: rows of it were never written; HDF5 would read them as zeros.
-        OverBudgetError: there is not enough for the rows, or for a block of them that is compressed together.
+        DatasetError: some rows were never written; HDF5 would read them as zeros.
+        OverBudgetError: the budget does not cover the rows, or one compressed block.
     """
     name = f"`{column.name.strip('/')}`"
     shape, size = column.shape, max(_NUMBER, column.dtype.itemsize)
@@ -200,7 +201,7 @@ _REMEDY: Final = "convert the file again, so that it holds everything itself"
 
 
 def _check_stored_here(item: Any, path: str, where: str) -> None:
-    """Refuse a data set whose numbers are in other files: HDF5's external storage, or a virtual data set."""
+    """Refuse a data set whose values are in other files: HDF5's external storage, or a virtual data set."""
     if getattr(item, "external", None):
         raise _foreign(path, str(item.external[0][0]), where)
     for source in item.virtual_sources() if getattr(item, "is_virtual", False) else ():

@@ -26,12 +26,12 @@ def read_demonstrations(
     Args:
         path: the path of the folder or file.
         state_keys: columns that are concatenated into the states; by default the usual ones.
-        columns: the columns of some roles; other roles take theirs by the usual names.
+        columns: the columns of some roles; those of other roles are found by their usual names.
         part: a split of LeRobot or a mask of robomimic; None: all episodes.
         pictures: whether images can be read later.
 
     Raises:
-        DatasetError: it cannot be read, or contradicts itself.
+        DatasetError: the data set cannot be read, or contradicts itself.
     """
     ensure_here(path)
     if path.endswith(HDF5_ENDINGS):
@@ -43,6 +43,6 @@ def load_demonstrations(paths: Sequence[str], state_keys: Sequence[str] = ()) ->
     """Return several data sets as one; see `read_demonstrations`.
 
     Raises:
-        DatasetError: one of them cannot be read, or they differ.
+        DatasetError: a data set cannot be read, or two of them do not fit together.
     """
     return joined([read_demonstrations(path, state_keys) for path in paths])

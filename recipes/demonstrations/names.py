@@ -9,9 +9,9 @@ from typing import Final, Literal, TypeAlias
 from recipes.demonstrations.data_errors import DatasetError
 
 Role: TypeAlias = Literal["action", "reward", "success", "done", "terminated", "truncated", "intervention"]
-# Columns of how an episode ends, in the order of `ends_of`.
+# The roles of columns that tell how an episode ends, in the order of `ends_of`.
 END_ROLES: Final[tuple[Role, ...]] = ("done", "terminated", "truncated")
-# How pictures are turned: `vertical` exchanges above and below, `horizontal` left and right, `rotate180` both.
+# Flips of images: `vertical` swaps top and bottom, `horizontal` left and right, `rotate180` both.
 Flip: TypeAlias = Literal["none", "vertical", "horizontal", "rotate180"]
 
 ACTION: Final = "action"
@@ -24,7 +24,7 @@ INTERVENTION: Final = "intervention"
 IMAGES: Final = "observation.images."
 FRAME_AGE: Final = "observation.frame_age."
 
-# Columns that say the same, without what stands before the last dot or slash of a known group.
+# Synonymous column names, without a known group and its dot or slash in front.
 _ALIASES: Final[Mapping[Role, frozenset[str]]] = {
     "action": frozenset(("action", "actions")),
     "reward": frozenset(("reward", "rewards")),
@@ -55,10 +55,11 @@ _ALIASES: Final[Mapping[Role, frozenset[str]]] = {
     ),
 }
 _GROUPS: Final = ("complementary_info", "complementary_data", "info", "infos", "observation", "obs", "next")
-# Of these, 1 is an intervention; 0, -1 and -10 are the policy, a demonstration, and the steps before an intervention.
+# In these columns 1 is an intervention; 0, -1 and -10 are the policy, a demonstration, and the steps before an
+# intervention.
 MODES: Final = ("action_modes", "intv_labels")
 _CAMERA_PREFIXES: Final = (IMAGES, "observation.image.", "observation.")
-# What LIBERO and robomimic call the cameras that our environments call `main` and `wrist`.
+# The names in LIBERO and robomimic of the cameras that our environments call `main` and `wrist`.
 _SIMULATED_CAMERAS: Final[Mapping[str, frozenset[str]]] = {
     "main": frozenset(("agentview", "agentview_rgb", "agentview_image")),
     "wrist": frozenset(("eye_in_hand_rgb", "robot0_eye_in_hand", "robot0_eye_in_hand_rgb", "robot0_eye_in_hand_image")),
@@ -70,13 +71,13 @@ def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], wher
     """Return the column of a role, by its known names; None if there is none.
 
     Args:
-        role: the meaning that is looked for.
+        role: the role.
         names: the names of all columns.
-        chosen: the column of some roles, as `data.columns` names it.
+        chosen: the columns of some roles, as in `data.columns`.
         where: file or folder, for errors.
 
     Raises:
-        DatasetError: several columns could be meant, or the chosen one does not exist.
+        DatasetError: several columns match, or the chosen one does not exist.
     """
     known = list(names)
     wanted = chosen.get(role)
@@ -86,7 +87,7 @@ def column_of(role: Role, names: Iterable[str], chosen: Mapping[Role, str], wher
             message = f"the data set has no column `{wanted}`, which `data.columns` names for `{role}`"
             raise DatasetError(message, where=where, help=f"it has {listed}")
         return wanted
-    # Groups hold other observations: `observation.action` is a past action.
+    # Groups may hold other observations: `observation.action` is a past action.
     base = str if role == "action" else _base
     candidates = [name for name in known if base(name) in _ALIASES[role]]
     if len(candidates) > 1:
@@ -115,7 +116,7 @@ def camera_names(columns: Iterable[str], where: str) -> dict[str, str]:
     """Return the camera name of each image column: `observation.images.top` is `top`.
 
     Raises:
-        DatasetError: two columns would have one name.
+        DatasetError: two columns would be the same camera.
     """
     cameras: dict[str, str] = {}
     for column in columns:
@@ -130,10 +131,10 @@ def camera_names(columns: Iterable[str], where: str) -> dict[str, str]:
 
 
 def camera_like(camera: str, names: Iterable[str]) -> str | None:
-    """Return the data set's camera that is an environment's by its name, or by LIBERO's or robomimic's for it.
+    """Return the data set's camera of the same name, or of the name that LIBERO or robomimic give this camera.
 
     Returns:
-        None where there is no such camera, or where several could be meant.
+        None if no camera or several match.
     """
     known = list(names)
     candidates = [camera] if camera in known else [name for name in known if name in _SIMULATED_CAMERAS.get(camera, ())]

@@ -1,4 +1,4 @@
-"""Orientation of a data set's pictures, by a comparison with an environment's pictures of the same cameras."""
+"""Orientation of a data set's images, found by comparing them with an environment's images of the same cameras."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from numpy.typing import NDArray
 from recipes.demonstrations.demonstrations import flipped
 from recipes.demonstrations.names import Flip
 
-# Pictures [n, G, G, 3] of means over equal parts, values from 0 to 255.
+# Downscaled images [n, G, G, 3], with values from 0 to 255.
 Thumbnails: TypeAlias = NDArray[np.float32]
 
 FLIPS: Final[tuple[Flip, ...]] = get_args(Flip)
 _GRID: Final = 24
-# Beyond these, one orientation is clearly more alike than another: the part that is unlike (1 - correlation) is at most
-# so large a share of the other's, and the correlations are at least so far apart.
+# Thresholds for an orientation being clearly more alike than another: the ratio of their (1 - correlation), and the
+# difference of their correlations.
 _UNLIKE_SHARE: Final = 0.6
 _GAP: Final = 0.05
-# The share of pictures, taken one by one, that must show the same; and how many different ones there must be: a single
-# one may have its objects at the mirrored places by chance.
+# The share of images that must agree one by one, and the fewest distinct ones: the objects of a single image may lie in
+# mirrored places by chance.
 _AGREEING: Final = 0.9
 _FEWEST: Final = 3
 
 
 class PicturesShown(NamedTuple):
-    """First pictures of a data set's episodes.
+    """The first images of a data set's episodes.
 
     Attributes:
         where: its file or folder.
-        flip: how they are turned.
+        flip: the flip that is applied to them.
         cameras: the cameras by the environment's name.
     """
 
@@ -41,14 +41,14 @@ class PicturesShown(NamedTuple):
 
 
 class OrientationMatch(NamedTuple):
-    """The orientation in which the pictures of a camera are most like the environment's.
+    """The orientation in which the images of a camera are most like the environment's.
 
     Attributes:
         where: the data set's file or folder.
-        camera: the environment's name.
-        flip: how the data set's pictures are turned.
-        likeness: mean correlation with the most similar picture of the environment, by the value of `data.flip`.
-        verdict: `undecided`: no orientation is clearly the most alike.
+        camera: the environment's name of the camera.
+        flip: the flip that is applied to the data set's images.
+        likeness: mean correlation with the most similar image of the environment, by the value of `flip`.
+        verdict: `undecided` if no orientation is clearly the most alike.
     """
 
     where: str
@@ -59,35 +59,35 @@ class OrientationMatch(NamedTuple):
 
     @property
     def best(self) -> Flip:
-        """The value of `data.flip` by which pictures are most alike."""
+        """The value of `flip` under which the images are most alike."""
         return max(self.likeness, key=lambda flip: (self.likeness[flip], flip == self.flip))
 
     @property
     def figures(self) -> str:
-        """The correlations in words."""
+        """The correlations as text."""
         return ", ".join(f"`{flip}` {value:.2f}" for flip, value in self.likeness.items())
 
 
 def thumbnails(pictures: NDArray[np.uint8]) -> Thumbnails:
-    """Return pictures uint8 [n, H, W, 3] made small; turning them before or after gives the same."""
+    """Return images uint8 [n, H, W, 3] scaled down; flipping them before or after gives the same."""
     rows, columns = (_means(size) for size in pictures.shape[1:3])
     return np.einsum("ih,nhwc,jw->nijc", rows, pictures, columns, optimize=True).astype(np.float32)
 
 
 def _means(size: int) -> NDArray[np.float64]:
-    """Return the weights [G, size] by which a line of pixels becomes means over G equal parts."""
+    """Return weights [G, size] that average a line of pixels over G equal parts."""
     edges, pixels = np.linspace(0, size, _GRID + 1), np.arange(size)
     overlaps = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     return np.maximum(overlaps, 0) * _GRID / size
 
 
 def matched_orientation(shown: PicturesShown, camera: str, seen: Thumbnails) -> OrientationMatch:
-    """Compare the pictures of a camera in four orientations with those of the environment.
+    """Compare the images of a camera in four orientations with those of the environment.
 
     Args:
-        shown: the pictures of the data set.
-        camera: the environment's name.
-        seen: the pictures of the environment, at the first states of episodes.
+        shown: the images of the data set.
+        camera: the environment's name of the camera.
+        seen: the images of the environment, at the first states of episodes.
     """
     here = shown.cameras[camera]
     environment = _standardized(seen)
@@ -111,8 +111,8 @@ def compared_orientations(
     """Return a comparison for each camera of each data set.
 
     Args:
-        shown: the first pictures of data sets.
-        seen: the first pictures of environments, by worker.
+        shown: the first images of data sets.
+        seen: the first images of environments, by worker.
     """
     names = dict.fromkeys(camera for worker in seen for camera in worker)
     pictures = {camera: np.concatenate([worker[camera] for worker in seen if camera in worker]) for camera in names}
@@ -125,7 +125,7 @@ def compared_orientations(
 
 
 def _is_better(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Return whether correlations [n, m] are clearly larger than others, in nearly every picture of both sides."""
+    """Return whether correlations [n, m] are clearly larger than others for nearly every image of both sides."""
     shares = [_is_clear(one.max(axis=axis), other.max(axis=axis)).mean() for axis in (0, 1)]
     return min(shares) >= _AGREEING
 
@@ -135,7 +135,7 @@ def _is_clear(larger: NDArray[np.float64], smaller: NDArray[np.float64]) -> NDAr
 
 
 def _standardized(pictures: Thumbnails) -> NDArray[np.float64]:
-    """Return pictures as rows of mean 0 and length 1, whose products are correlations; one of a single colour is 0."""
+    """Return images as rows of mean 0 and length 1, whose products are correlations; an image of one color is all 0."""
     rows = pictures.reshape(len(pictures), -1).astype(np.float64)
     rows = rows - rows.mean(axis=1, keepdims=True)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)

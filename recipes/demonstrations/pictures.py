@@ -17,14 +17,14 @@ from rlinf_core.foreign.files import write_fault
 
 Picture = NDArray[np.uint8]
 
-# Bytes of one picture as RGB: 44 million pixels.
+# The most bytes of one image as RGB: 44 million pixels.
 _LARGEST: Final = 128 << 20
 
-# What Pillow calls pictures that become RGB without loss.
+# Pillow's modes that convert to RGB without loss.
 _LOSSLESS: Final = ("RGB", "RGBA", "L", "LA", "P", "1")
-# Frames from one key frame to the next: any frame is then decoded from at most one other.
+# The distance between key frames: any frame is then decoded from at most one other.
 _KEY_INTERVAL: Final = 2
-# Constant rate factor of x264: 18 is close to what the eye cannot tell from the original.
+# The constant rate factor of x264; 18 is visually almost lossless.
 _QUALITY: Final = 18
 
 
@@ -37,16 +37,18 @@ def encoded(picture: Picture) -> bytes:
 
 
 def decoded(data: bytes) -> Picture:
-    """Decode an image file to uint8 [H, W, 3]; grey images are converted to RGB.
+    """Decode an image file to uint8 [H, W, 3]; grey images are converted to RGB, and turned as their EXIF data say.
 
     Raises:
-        DatasetError: they hold no picture, or one that RGB of 8 bits cannot express: distances, transparency.
+        DatasetError: the data hold no image, or one that 8-bit RGB cannot express, such as depth or transparency.
     """
     image = needed("PIL.Image", "a data set with images")
     try:
         opened = image.open(BytesIO(data))
         Budget(_LARGEST, "a picture").take_array(opened.size, 3)
-        if opened.mode in ("RGBA", "LA") and opened.getchannel("A").getextrema() != (255, 255):
+        opened = needed("PIL.ImageOps", "a data set with images").exif_transpose(opened)
+        shows_through = opened.mode in ("RGBA", "LA") or "transparency" in opened.info
+        if shows_through and opened.convert("RGBA").getchannel("A").getextrema() != (255, 255):
             raise DatasetError(
                 "a picture is transparent in places", help="convert the data set again, with pictures in RGB"
             )
@@ -66,7 +68,7 @@ def write_video(file: Path, pictures: Iterable[Picture], fps: float) -> dict[str
     """Write an mp4 (H.264) with one frame per image, uint8 [H, W, 3], all of one size.
 
     Returns:
-        What LeRobot keeps of a video, by its names.
+        The video settings that LeRobot stores, by its names.
 
     Raises:
         DatasetError: the package `av` is missing, or the video cannot be written.
@@ -109,7 +111,7 @@ def _stream(container: Any, picture: Picture, rate: Fraction) -> Any:
     stream.gop_size = _KEY_INTERVAL
     stream.time_base = 1 / rate
     stream.thread_count = 1
-    # No frames that depend on later ones: they would shift the first time stamp.
+    # Frames that depend on later ones would shift the first time stamp.
     stream.options = {"crf": str(_QUALITY), "preset": "veryfast", "bf": "0"}
     return stream
 
@@ -120,10 +122,10 @@ def _pixels(picture: Picture) -> str:
 
 
 def frames_of(file: Path) -> int | None:
-    """Return how many frames a video says that it has; None: it does not say.
+    """Return the number of frames that a video declares; None if it declares none.
 
     Raises:
-        DatasetError: it is missing or damaged, or the package `av` is missing.
+        DatasetError: the video is missing or damaged, or the package `av` is missing.
     """
     av = needed("av", "a data set with videos")
     try:
@@ -139,10 +141,10 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
     Args:
         file: the video.
         begin: seconds; the first frame is the one at that time or up to half a frame before.
-        count: how many; None: to the end.
+        count: the number of frames; None: to the end.
 
     Raises:
-        DatasetError: it is missing or damaged, or the package `av` is missing.
+        DatasetError: the video is missing or damaged, or the package `av` is missing.
     """
     av = needed("av", "a data set with videos")
     if not file.is_file():
@@ -168,7 +170,7 @@ def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iter
                 if yielded == count:
                     return
     except (OSError, ValueError, IndexError) as error:
-        # What av raises of damaged files are subclasses of these.
+        # av's errors for damaged files are subclasses of these.
         raise _undecoded(file, error) from error
 
 

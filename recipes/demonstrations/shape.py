@@ -1,4 +1,4 @@
-"""Sizes of a data set: the values that jointly used sets must share, and that an environment must match."""
+"""Sizes of a data set, which data sets used together must share, and which an environment must match."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class DatasetShape(NamedTuple):
 
     Attributes:
         where: the file or folder.
-        fps: rows per second; None: it does not say.
+        fps: rows per second; None: not recorded.
         action_size: numbers in an action.
-        choices: whether an action is a choice, a whole number.
+        choices: whether actions are discrete.
         state_size: numbers in a state; 0 without states.
         cameras: (H, W, 3) by name.
     """
@@ -32,10 +32,12 @@ def check_alike(first: DatasetShape, other: DatasetShape) -> None:
     """Check that two data sets can be used together.
 
     Raises:
-        DatasetError: they differ in their rate, their cameras, or the size of actions or states.
+        DatasetError: the data sets differ in their rate, their cameras, the kind or size of actions, or the size of
+            states.
     """
     for what, one, two in (
         ("rows per second (fps)", first.fps, other.fps),
+        ("kinds of actions", *("discrete" if data.choices else "continuous" for data in (first, other))),
         ("numbers in an action", first.action_size, other.action_size),
         ("numbers in a state", first.state_size, other.state_size),
         ("cameras", dict(first.cameras), dict(other.cameras)),

@@ -1,4 +1,4 @@
-"""The forecast of the memory of an embodied job, by arithmetic on its file: `rlinf inspect memory`."""
+"""The memory estimate of an embodied job, computed from its file: `rlinf inspect memory`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recipes.embodied.config.off_policy_settings import buffer_rows, is_off_poli
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, learned_spec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.flow.flow_policy import FlowMatchingPolicy
+from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import algorithm_of
@@ -48,26 +48,25 @@ from recipes.training.weights.weight_sync import PIECE_BYTES
 from rlinf_core import ConfigError
 from rlinf_core.job.recipe import ProcessForecast
 
-# Bytes of a simulator's own process, without and with cameras (docs/environments.md). Others were not measured.
+# Bytes of a simulator's process, without and with cameras (docs/environments.md). Other simulators were not measured.
 SIMULATORS: Final[Mapping[str, tuple[int, int]]] = {"libero": (int(1.3 * 2**30), int(1.8 * 2**30))}
-# Pieces of weights that are on their way at a time; blocks whose shards are gathered at a time.
+# Pieces of weights in transit at a time, and blocks whose shards are gathered at a time.
 _PIECES: Final = 3
 _BLOCKS: Final = 2
-# Numbers in the state of a simulator, which only the simulator knows.
-# As many as a published pi0 has room for.
+# The assumed size of a simulator's state, which only the simulator knows: the capacity of a published pi0.
 _UNKNOWN_STATES: Final = 32
-# What an environment that is stepped in its worker holds for each byte of its observation: the state behind it, colours
-# in float32 while they are drawn, what is sent and what was sent before. Measured.
+# Bytes that an environment stepped in its worker holds per byte of its observation: the state behind it, float32 colors
+# while drawing, the message and the one before. Measured.
 _STEPPING: Final = 20
 _SIMULATED: Final = 4
-# How often a rollout worker holds the steps of a rollout (written down, and as they are sent), and observations (as
-# they came, as inputs, and those in which episodes ended).
+# Copies that a rollout worker holds of the steps of a rollout (as recorded, and as sent), and of observations (as
+# received, as inputs, and at the ends of episodes).
 _ROLLOUT_COPIES: Final = 2
 _OBSERVATION_COPIES: Final = 4
-# Bytes of what is computed of an action before it is trained on, float32: rewards with what follows a truncation,
-# values with the last ones, errors of values, advantages, returns, and the normalized advantages.
+# Bytes computed for an action before training, float32: rewards including bootstraps of truncations, values including
+# the last, value errors, advantages, returns, and normalized advantages.
 _ADVANTAGES: Final = 6 * 4
-# Names of the layers that compute an action, once for each step from noise.
+# Names of the layers that compute an action, once for each denoising step.
 _ACTING: Final = ("velocity", "action", ".dit.", "expert")
 
 
@@ -75,11 +74,11 @@ class PolicySizes(NamedTuple):
     """Sizes of a policy for an environment, in bytes.
 
     Attributes:
-        weights, acting, trained: all weights as they are trained, as rollout workers hold them, and those trained.
+        weights, acting, trained: all weights as trained, all as held by rollout workers, and the trained ones.
         gathered: whole weights that FSDP2 holds while it computes.
-        observation, sample: an observation as the policy takes it, and a step of a rollout.
-        learning, predicting: what a pass holds for a sample, with gradients and without.
-        base: an empty process that computes with it.
+        observation, sample: a policy's observation, and a step of a rollout.
+        learning, predicting: memory of a pass per sample, with and without gradients.
+        base: a process that has loaded nothing but the libraries for it.
     """
 
     weights: int
@@ -97,7 +96,7 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
     """Return the memory that each process of a job will hold, see `Recipe.memory`.
 
     Raises:
-        ConfigError: the policy cannot be made for the environment, or its sizes are not known.
+        ConfigError: the policy cannot be made for the environment, or its sizes are unknown.
     """
     sizes = {name: count or 1 for name, count in world_sizes.items()}
     spec, notes = environment_spec(config.env.train)
@@ -112,10 +111,10 @@ def forecast(config: EmbodiedConfig, world_sizes: Mapping[str, int | None]) -> l
 
 
 def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[str, ...]]:
-    """Return the sizes of an environment, of which one is made where it is not a simulator, and notes.
+    """Return the sizes of an environment, and notes. Unless it is a simulator, one is created.
 
     Raises:
-        ConfigError: it cannot be made here.
+        ConfigError: the environment cannot be created here.
     """
     from recipes.embodied.envs.real.franka_robot import SPEC
     from recipes.embodied.envs.registry import make_env
@@ -131,7 +130,7 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
         return EnvSpec(states, 7, cameras=cameras, has_instructions=kind != "robosuite"), notes
     if kind == "franka_robot":
         options = robot_options(environments)
-        return replace(SPEC, cameras={} if options is None else options.shapes), ()  # the arm is elsewhere
+        return replace(SPEC, cameras={} if options is None else options.shapes), ()  # the arm is remote
     try:
         settings = EnvSettings(
             num_envs=1,
@@ -152,7 +151,7 @@ def policy_sizes(actor: PolicyActorConfig, spec: EnvSpec) -> PolicySizes:
     """Return the sizes of the policy that `actor` names. Its weights are not read.
 
     Raises:
-        ConfigError: it cannot be made for the environment, or its folder is not on this machine.
+        ConfigError: the policy cannot be made for the environment, or its folder is not on this machine.
     """
     model, folder = actor.model, actor.model.model_path
     if folder is not None and not os.path.isdir(folder):
@@ -163,9 +162,9 @@ def policy_sizes(actor: PolicyActorConfig, spec: EnvSpec) -> PolicySizes:
     options = MODEL_OPTIONS.get(model.model_type)
     prompt = 0 if options is None else int(getattr(options.model_validate(model.options), "max_prompt_tokens", 0))
     flow = policy.sde if isinstance(policy, FlowMatchingPolicy) else None
-    # Tokens of a chunk, as they are drawn.
+    # The numbers or tokens of a chunk, as drawn.
     numbers = (policy.horizon or model.num_action_chunks) * (1 if spec.num_choices is not None else spec.action_size)
-    # Tokens are int64, with a flag for each. An action of a flow is what its steps record. Of each step there are a
+    # Tokens are int64, with a flag each. The action of a flow includes what its denoising steps record. Each step has a
     # reward, three flags and two values.
     observation = _pixels(spec) + 4 * spec.state_size + 9 * prompt
     action = 8 * numbers * (flow.recorded if flow else 1) + (4 + 3 + 8) * model.num_action_chunks
@@ -187,15 +186,15 @@ def policy_sizes(actor: PolicyActorConfig, spec: EnvSpec) -> PolicySizes:
 
 
 def _held(policy: BasePolicy, spec: EnvSpec, actor: PolicyActorConfig, tokens: int, steps: int) -> tuple[float, int]:
-    """Return the numbers that a pass which learns holds for a sample, and the most that one layer puts out.
+    """Return how many numbers a learning pass holds for a sample, and the largest output of one layer.
 
-    Convolutions follow each other from an image on. One whose kernel is its stride divides images into patches, which
-    the blocks of the vision tower take as tokens; a `connector` merges some of them. There are `tokens` besides, and
-    a flow computes `steps` of those from noise to an action.
+    Convolutions on an image follow each other. A convolution whose kernel equals its stride divides images into
+    patches, which the blocks of the vision tower take as tokens; a `connector` merges some of them. The policy takes
+    `tokens` in addition, and a flow computes `steps` of its denoising steps.
     """
     again = actor.fsdp_config.gradient_checkpointing
     if again and steps > 1:
-        # What a flow read is computed again at once, and each step by itself.
+        # The inputs of a flow are recomputed at once, and then each denoising step by itself.
         again, steps = False, 1
     resized = policy.describe_images().get("resized")
     images = [(*resized, shape[2]) if resized else shape for shape in spec.cameras.values()]
@@ -239,7 +238,6 @@ def _pixels(spec: EnvSpec) -> int:
 
 
 def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: int) -> ProcessForecast:
-    """Return the forecast of one actor."""
     rows = samples_of_an_actor(samples_of_a_step(config), count)
     share, micro = batch_sizes(config, count)
     replayed, notes = _off_policy(config, spec, count) if is_off_policy(config.algorithm.loss_type) else ({}, ())
@@ -248,7 +246,7 @@ def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: in
     parts = {
         **learner_parts(config, policy, count),
         **replayed,
-        # They stay in shared memory, and samples are views of them.
+        # Trajectories stay in shared memory; samples are views of them.
         "trajectories": rows * policy.sample,
         "advantages": rows * _ADVANTAGES * config.actor.model.num_action_chunks,
         "batch": share * policy.sample,
@@ -261,8 +259,9 @@ def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: in
 def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: bool = True) -> dict[str, int]:
     """Return the memory that every actor holds: an empty process, its shard, and the weights that it sends.
 
-    They are sent by the piece in shared memory. What is sent behind rollouts is copied before, all of it. Shards are
-    gathered for a block while another one computes, and its gradients are summed over ranks before others are gathered.
+    Weights are sent in pieces through shared memory; weights sent in the background are copied whole before. The shards
+    of a block are gathered while another block computes, and its gradients are summed over ranks before the next
+    gathering.
     """
     actor, behind = config.actor, config.runner.staleness > 0
     parts = {
@@ -277,9 +276,9 @@ def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: 
 
 
 def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return what an actor of off-policy learning holds besides, and a note on the disk that its replay buffers take.
+    """Return what an off-policy actor holds in addition, and a note on the disk space of its replay buffers.
 
-    Critics have gradients, two moments and target networks; replay buffers are as full as they get.
+    Critics have gradients, two moments and target networks; replay buffers are counted as full.
     """
     settings = off_policy_of(config.algorithm)
     with torch.device("meta"):
@@ -306,12 +305,12 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
 def rollout_forecast(
     config: PolicyJob, environments: EnvironmentConfig, policy: PolicySizes, count: int, trajectories: int
 ) -> ProcessForecast:
-    """Return the forecast of one of `count` rollout workers, which holds that many bytes of `trajectories`."""
+    """Return the forecast of one of `count` rollout workers, which holds `trajectories` bytes of trajectories."""
     rows = environments.total_num_envs // count // config.rollout.pipeline_stage_num
     parts = {
         "base": policy.base,
         "weights": policy.acting,
-        # The actor's copy in shared memory, which is mapped here too.
+        # The actor's copy in shared memory, which is also mapped here.
         "received weights": policy.acting,
         "trajectories": trajectories,
         "observations": _OBSERVATION_COPIES * rows * policy.observation,

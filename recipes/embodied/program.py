@@ -18,7 +18,7 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
 
-# Named and not imported: torch is for the workers.
+# Named rather than imported, since only workers need torch.
 ACTOR = WorkerReference[EmbodiedActor](
     "recipes.embodied.workers.actor_worker:EmbodiedFSDPActor", EmbodiedActor, "actor"
 )

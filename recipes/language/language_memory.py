@@ -1,4 +1,4 @@
-"""The forecast of the memory of a language model's job, by arithmetic on its file and on config.json of the model."""
+"""The memory estimate of a language job, computed from its configuration and the model's config.json."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from recipes.language.config.described_models import critic_model, judge_job, reference_model, teacher_model
+from recipes.language.config.described_models import (
+    TEACHER_STEPS,
+    critic_model,
+    judge_job,
+    reference_model,
+    teacher_model,
+)
 from recipes.language.config.language_config import LanguageConfig, LanguageModelConfig
 from recipes.language.config.problem_config import EVALUATED_AT_ONCE
 from recipes.language.config.rollout_config import BACKENDS, JUDGED_TOKENS, MIN_SAVED
-from recipes.language.loop.protocols import optional_components
+from recipes.language.loop.worker_groups import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.language.models.packing import MOST_OTHERS
 from recipes.sections.actor import FsdpConfig
@@ -19,28 +25,28 @@ from recipes.training.typed_tensors import DTYPES
 from rlinf_core.job.recipe import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 
-# Bytes of a token of a batch that is trained on: itself, whether it is trained, log-probability, version, reward,
-# advantage, and the log-probability that ratios are taken against. A batch is there twice while it is handed on.
+# Bytes per token of a training batch: token, mask, log-probability, version, reward, advantage, and old
+# log-probability. A batch exists twice while it is transferred.
 _BATCH_TOKEN: Final = 2 * (8 + 1 + 4 + 8 + 4 + 4 + 4)
-# Bytes of a token that has been drawn, as Python's objects; and of the numbers of a row of the engine.
+# Bytes per drawn token, as Python objects, and per token of an engine's row.
 _DRAWN_TOKEN: Final = 3 * 8 + 24 + 28
 _ROW_TOKEN: Final = 8 + 4 + 8
-# Unlike prompt tokens that the engine computes in one pass.
+# Distinct prompt tokens that the engine computes in one pass.
 _PREFILL_TOKENS: Final = 8192
-# Bytes in memory for each byte of a file of problems.
+# Bytes in memory per byte of a problem file.
 _READ: Final = 4
 _ON_CPU: Final = "an engine on the CPU computes in float32: weights, keys and values are twice as large there"
 _BASE: Final = WORKER + TORCH + TRANSFORMERS
 
 
 class Sizes(NamedTuple):
-    """The parts of a forecast that processes share.
+    """The sizes that the estimates of all processes share.
 
     Attributes:
-        config: the whole file.
-        counts: processes of each component.
+        config: the whole configuration.
+        counts: the number of processes of each component.
         model: the model that the actors train.
-        prompt, drawn, longest: most tokens of a prompt, of an answer, and of both together.
+        prompt, drawn, longest: maximum tokens of a prompt, of an answer, and of both together.
     """
 
     config: LanguageConfig
@@ -52,7 +58,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> Sizes:
-        """Return the parts for a file; raises as `model_sizes` does."""
+        """Return the sizes of a job; raises as `model_sizes` does."""
         room = config.runner.seq_length
         prompt, drawn = min(config.data.max_prompt_length, room - 1), min(config.longest_answer, room - 1)
         counts = {name: count or 1 for name, count in world_sizes.items()}
@@ -60,26 +66,26 @@ class Sizes(NamedTuple):
 
     @property
     def answers(self) -> int:
-        """Answers of a training step."""
+        """Number of answers of a training step."""
         return self.config.data.rollout_batch_size * self.config.algorithm.group_size
 
     def count(self, component: str) -> int:
-        """Return how many processes a component has."""
+        """Return the number of processes of a component."""
         return self.counts.get(component, 1)
 
     def batch(self, component: str) -> int:
-        """Return the bytes of a process's share of a step's answers, as they are trained on."""
+        """Return the bytes of a process's share of a step's answers, as a training batch."""
         return -(-self.answers // self.count(component)) * self.longest * _BATCH_TOKEN
 
     def objects(self, component: str) -> int:
-        """Return the bytes of a process's share of a step's answers, as they were drawn."""
+        """Return the bytes of a process's share of a step's answers, as Python objects."""
         return -(-self.answers // self.count(component)) * self.drawn * _DRAWN_TOKEN
 
     def micro(self, component: str, minibatches: int = 1) -> int:
         """Return the tokens of the fullest pass over a share of the answers."""
         actor, group = self.config.actor, self.config.algorithm.group_size
         apart = group * self.longest
-        # A prompt stands once before so many answers, in models whose attention takes a mask.
+        # With attention masks, several answers share one copy of the prompt.
         stems = -(-group * self.drawn // (MOST_OTHERS * self.prompt))
         packed = min(apart, stems * self.prompt + group * self.drawn)
         every = -(-self.config.data.rollout_batch_size // (self.count(component) * minibatches)) * packed
@@ -89,18 +95,18 @@ class Sizes(NamedTuple):
     def process(
         self, component: str, parts: Mapping[str, int], *notes: str, shared: int = 0, offloads: bool = False
     ) -> ProcessForecast:
-        """Return the forecast of a component, without parts that are empty."""
+        """Return the estimate of a component, without empty parts."""
         there = {part: size for part, size in parts.items() if size}
         return ProcessForecast(component, self.count(component), there, shared, offloads, notes)
 
 
 def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
-    """Return the memory that each process of a job will hold, see `Recipe.memory`; raises as `model_sizes` does."""
+    """Return the memory estimate of each process of a job, see `Recipe.memory`; raises as `model_sizes` does."""
     return component_forecasts(Sizes.of(config, world_sizes))
 
 
 def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
-    """Return the forecasts of the components that every recipe of language models has, and of optional ones."""
+    """Return the estimates of the components of every language recipe, and of the job's optional ones."""
     makers = {"critic": _critic, "reference": _reference, "teacher": _teacher, "judge": _judge}
     return [
         _actor(sizes),
@@ -112,7 +118,7 @@ def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
 
 def _actor(sizes: Sizes) -> ProcessForecast:
     model, actor, count = sizes.model, sizes.config.actor, sizes.count("actor")
-    # An engine that alone gets them continues with the memory that they came in.
+    # An engine with a sender of its own keeps the memory of the received weights.
     keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
     keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
     sent = model.pieces + (model.sent if keeps else 0)
@@ -131,11 +137,11 @@ def _critic(sizes: Sizes) -> ProcessForecast:
 
 
 def _learning(sizes: Sizes, component: str, model: LanguageModelSizes) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
+    """Return the parts of a training worker: its shard, the answers, and what FSDP2 gathers while computing.
 
-    The second part of the result is what of that takes another amount on an accelerator.
+    The second result has the parts whose size differs on an accelerator.
 
-    Shards are gathered for a layer while another one computes.
+    FSDP2 gathers the shards of a layer while another layer computes.
     """
     actor, count = sizes.config.actor, sizes.count(component)
     tokens = sizes.micro(component, sizes.config.minibatches)
@@ -153,17 +159,17 @@ def _learning(sizes: Sizes, component: str, model: LanguageModelSizes) -> tuple[
 def gathered_parts(
     model: LanguageModelSizes, precision: str, fsdp: FsdpConfig, count: int, activations: int
 ) -> dict[str, int]:
-    """Return what one of `count` workers that train holds whole while it computes; nothing without shards.
+    """Return the unsharded tensors that a training worker holds while computing; empty without shards.
 
-    Gradients are summed over ranks in float32, layer by layer. Those of what is in no layer, such as the matrix of
-    logits, wait until the pass ends, and are summed when its activations are gone.
+    Gradients are summed over ranks in float32, layer by layer. Gradients of weights outside of layers, such as the
+    output matrix, are summed after the pass, when its activations are freed.
 
     Args:
-        model: sizes of the model.
+        model: the sizes of the model.
         precision: the precision of the computation.
-        fsdp: how weights are spread.
+        fsdp: the settings of sharding.
         count: the number of workers.
-        activations: the activations of a pass.
+        activations: the bytes of a pass's activations.
     """
     if precision == "fp32" and (count == 1 or fsdp.sharding_strategy == "no_shard"):
         return {}
@@ -180,11 +186,11 @@ def _reference(sizes: Sizes) -> ProcessForecast:
 
 def _teacher(sizes: Sizes) -> ProcessForecast:
     config = sizes.config
-    return _frozen(sizes, "teacher", teacher_model(config), config.teacher.warm_start.steps)
+    return _frozen(sizes, "teacher", teacher_model(config), TEACHER_STEPS)
 
 
 def _frozen(sizes: Sizes, component: str, section: LanguageModelConfig, warm_start_steps: int) -> ProcessForecast:
-    """Return the forecast of a worker that holds a model which does not learn."""
+    """Return the estimate of a worker with a frozen model."""
     actor = sizes.config.actor
     model = model_sizes(actor, section)
     tokens = sizes.micro(component)
@@ -200,18 +206,19 @@ def _frozen(sizes: Sizes, component: str, section: LanguageModelConfig, warm_sta
 
 
 def _judge(sizes: Sizes) -> ProcessForecast:
-    """Return the forecast of a judging worker: for the engine `torch`, of as many tokens as may run at once."""
+    """Return the estimate of a judge; with the engine `torch`, for the maximum of running tokens."""
     config, job = sizes.config, judge_job(sizes.config)
     judge, model = config.judge, model_sizes(job.actor)
     parts = {"base": _BASE}
     if BACKENDS[judge.backend].name != "torch":
         return sizes.process("judge", parts, *_notes_of_engine(job, model))
-    every = -(-sizes.answers // sizes.count("judge")) * judge.seq_length
-    tokens = max(judge.seq_length, min(every, JUDGED_TOKENS))
-    rows = max(1, tokens // judge.seq_length)
+    asked = config.reward.judging
+    every = -(-sizes.answers // sizes.count("judge")) * asked.seq_length
+    tokens = max(asked.seq_length, min(every, JUDGED_TOKENS))
+    rows = max(1, tokens // asked.seq_length)
     parts |= {
         "weights": model.engine,
-        "keys and values": tokens * model.token + rows * judge.max_new_tokens * _ROW_TOKEN,
+        "keys and values": tokens * model.token + rows * asked.max_new_tokens * _ROW_TOKEN,
         "activations": min(_PREFILL_TOKENS, tokens) * model.predicting + model.logits(rows),
     }
     notes = (_ON_CPU,) if config.actor.model.precision != "fp32" else ()
@@ -219,7 +226,7 @@ def _judge(sizes: Sizes) -> ProcessForecast:
 
 
 def _rollout(sizes: Sizes) -> ProcessForecast:
-    """Return the forecast of one rollout worker: of the engine `torch`, keys and values of all answers at once."""
+    """Return the estimate of a rollout worker; with the engine `torch`, the KV cache of all answers at once."""
     config, model, count = sizes.config, sizes.model, sizes.count("rollout")
     data, runner, rollout, longest = config.data, config.runner, config.rollout, sizes.longest
     files = (Path(name) for name in (*data.train_files, *data.val_data_paths))
@@ -232,7 +239,7 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
     if runner.val_check_interval != NEVER or runner.only_eval:
         judged = -(-min(data.val_size, EVALUATED_AT_ONCE) * data.val_samples // count)
         rows, group = (judged, data.val_samples) if judged > rows else (rows, group)
-    # A prompt whose copies take much is stored once for its group.
+    # The engine stores a prompt once per group if copies would take much memory.
     stored = (group - 1) * sizes.prompt >= MIN_SAVED
     own = sizes.drawn if stored else longest
     kept = rows * own + (-(-rows // group) * sizes.prompt if stored else 0)
@@ -253,11 +260,11 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
 
 
 def _notes_of_engine(config: LanguageConfig, model: LanguageModelSizes) -> tuple[str, ...]:
-    """Return what is known about a third-party engine."""
+    """Return notes on a third-party engine."""
     rollout = config.rollout
     if rollout.backend == "server":
         return ("the server that answers is not counted",)
-    share = f"{rollout.gpu_memory_utilization:.0%} of each of its accelerators (`rollout.gpu_memory_utilization`)"
+    share = f"{rollout.vllm.gpu_memory_utilization:.0%} of each of its accelerators (`gpu_memory_utilization`)"
     return (
         f"{rollout.backend} takes {share}: weights of {model.engine / 2**30:.1f} GiB, and for each token"
         f" {model.token / 2**10:.0f} KiB of keys and values",

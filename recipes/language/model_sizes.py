@@ -1,4 +1,4 @@
-"""Sizes of a language model, by arithmetic on its config.json: weights, what travels, and what a pass holds."""
+"""Sizes of a language model, computed from its config.json: weights, transfers, and memory of a pass."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.weight_sync import PIECE_BYTES
 from rlinf_core import ConfigError
 
-# Tensors of the size of the logits, float32, while they are learned or drawn from.
+# The number of float32 tensors with the size of the logits, in training and sampling.
 _LOGITS: Final = 5
-# Pieces of weights that are on their way at a time; layers whose shards are gathered at a time.
+# The numbers of pieces of weights in transfer, and of gathered layers, at a time.
 _PIECES: Final = 3
 _LAYERS: Final = 2
-# Dimensions of a tensor that holds the matrices of all experts: expert, and the two of a matrix.
+# The dimensions of a tensor of all experts' matrices: expert, and two of the matrix.
 _EXPERTS_NDIM: Final = 3
 
 
@@ -39,14 +39,14 @@ class LanguageModelSizes(NamedTuple):
     """Sizes of a language model, in bytes.
 
     Attributes:
-        weights, trained: all weights as they are kept, and those that are trained.
-        sent, pieces: what an engine is sent, in the type that it travels in, and how much of it at a time.
-        engine, adapted: what an engine holds without an adapter, and what of that an adapter changes.
-        gathered: whole weights that FSDP2 holds while it computes, in the type of the computation.
-        apart, layer: the sizes of the weights that are in no layer, and of the largest layer, in that type.
-        token, vocabulary: keys and values of a token, and float32 logits of one.
-        learning, predicting: what a pass holds for a token, with gradients and without.
-        learning_on_accelerator: the same with gradients, on an accelerator.
+        weights, trained: all weights as stored for training, and the trained ones.
+        sent, pieces: the weights sent to an engine, in the type of the transfer, and the part in transfer at a time.
+        engine, adapted: an engine's weights without an adapter, and those that an adapter changes.
+        gathered: unsharded weights that FSDP2 holds while computing, in the type of the computation.
+        apart, layer: the weights outside of layers, and of the largest layer, in that type.
+        token, vocabulary: keys and values of a token, and float32 logits of a token.
+        learning, predicting: memory of a pass per token, with gradients and without.
+        learning_on_accelerator: memory of a pass per token with gradients, on an accelerator.
     """
 
     weights: int
@@ -65,14 +65,14 @@ class LanguageModelSizes(NamedTuple):
     learning_on_accelerator: int
 
     def logits(self, rows: int) -> int:
-        """Return the bytes of the logits of that many tokens, which are computed in chunks."""
+        """Return the bytes of the logits of `rows` tokens, which are computed in chunks."""
         return _LOGITS * min(rows * self.vocabulary, max(4 * CHUNK_NUMBERS, self.vocabulary))
 
 
 def model_sizes(
     actor: LanguageActorConfig, section: LanguageModelConfig | None = None, fsdp: FsdpConfig | None = None
 ) -> LanguageModelSizes:
-    """Return the sizes of a model, by default of the actor's. Of its folder config.json alone is read.
+    """Return the sizes of a model, by default the actor's, from config.json alone.
 
     Raises:
         ConfigError: the folder of the model does not exist, or has no configuration.
@@ -83,7 +83,7 @@ def model_sizes(
         plain = _plain(section, actor)
         text = plain.config.get_text_config()
         engine = parameter_bytes(plain.parameters(), width=width)
-        # Without adapters it is trained in float32.
+        # A model without adapters is trained in float32.
         plain = plain.to(torch.float32 if lora is None else DTYPES[section.precision])
         model: Any = plain if lora is None else with_lora(plain, lora)
     outputs, inputs, weights = Counter[str](), Counter[str](), Counter[str]()
@@ -94,7 +94,7 @@ def model_sizes(
     routed = getattr(text, "num_experts_per_tok", None) or 1
     for block, parameter in block_parameters(model):
         weights[block] += parameter.numel()
-        # A matrix of each expert in one tensor, of which a token takes some; whichever side puts out, it is no longer.
+        # A tensor of all experts' matrices, of which a token uses some; the longer side bounds the output.
         outputs[block] += routed * max(parameter.shape[1:]) if parameter.ndim == _EXPERTS_NDIM else 0
     at_once = sorted(weights.values())[-_LAYERS:] if fsdp.sharding_strategy == "full_shard" else weights.values()
     sent = [weight for name, weight in model.named_parameters() if lora is None or ".lora_" in name]

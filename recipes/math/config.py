@@ -1,4 +1,4 @@
-"""The file of the math recipe: its sections, its defaults, and the rules between its values.
+"""The configuration of recipe `math`: its sections, defaults and validation rules.
 
 The defaults build a Qwen2 of 0.3 M parameters, show it sums for a second, and improve it by GRPO in about half a minute
 on two CPU cores.
@@ -14,6 +14,7 @@ from recipes.language.config.language_config import LanguageConfig, LanguageRunn
 from recipes.language.config.language_no_effect import DISTILS, LANGUAGE, distils
 from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
 from recipes.language.rules.job_rules import check_job, check_lengths
+from recipes.language.rules.problem_rules import check_rewards
 from recipes.sections.checks import Report, WorldSizes
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.sections.values import StepsOrNever
@@ -46,3 +47,4 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report)
     check_lengths(config, report, "`runner.seq_length`")
+    check_rewards(config, report)

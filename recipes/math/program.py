@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from recipes.language.loop.protocols import GenerationGroup, launch_groups
+from recipes.language.loop.protocols import GenerationGroup
 from recipes.language.loop.reasoning_runner import ReasoningRunner
+from recipes.language.loop.worker_groups import launch_groups
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_core import Cluster, Job, run_job
@@ -14,7 +15,7 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.worker_reference import WorkerReference
 
-# Named and not imported: torch is for the workers.
+# Named, not imported, as only workers need torch.
 ROLLOUT = WorkerReference[GenerationGroup](
     "recipes.language.workers.rollout_worker:LanguageRolloutWorker", GenerationGroup, "rollout"
 )
@@ -24,12 +25,12 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
     """Train a language model as configured in `job`, and record the run in `folder`.
 
     Raises:
-        RLinfError: see `run_job`; and ConfigError: the folder of the model cannot be used.
+        RLinfError: see `run_job`; also a ConfigError if the model's folder is not usable.
     """
     require_model(cast("MathConfig", job.config))
     run_job(job, folder, listener, launch)
 
 
 def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> ReasoningRunner:
-    """Place and start the workers, and return the loop over them."""
+    """Place and start the workers, and return their runner."""
     return ReasoningRunner(config, launch_groups(config, cluster, ROLLOUT), record)

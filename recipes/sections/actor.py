@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
 from rlinf_core.config.sections.values import (
+    GroupName,
     NonNegativeFloat,
     NonNegativeInt,
     OptionalModelPath,
@@ -52,42 +53,17 @@ class BareModelConfig(ConfigModel):
 class AdaptedConfig(ConfigModel):
     """Settings of models that low-rank adapters can train."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("is_lora", "lora_rank"),
-            lambda model, sizes: model.lora is not None and not _is_of_user(model),
-            "`lora` holds the adapter settings",
-            because=("lora",),
-        ),
-        IgnoredKeys(
-            ("lora_rank",),
-            lambda model, sizes: not model.is_lora and not _is_of_user(model),
-            "all weights are trained",
-            "remove it, or write `is_lora: true`",
-            because=("is_lora",),
-        ),
-    )
-
-    is_lora: Bool = Field(default=False, description="Train low-rank adapters and freeze all other weights.")
-    lora_rank: Count = Field(default=32, description="Rank of the adapters, with `is_lora`.")
     lora: LoraSettings | None = Field(
         default=None, description="Train low-rank adapters: rank, alpha, target_modules. Default: all weights."
     )
 
     def adapter(self) -> LoraSettings | None:
-        """Return the settings of LoRA by either of its keys; None without it."""
-        if self.lora is not None:
-            return self.lora
-        return LoraSettings(rank=self.lora_rank, alpha=2.0 * self.lora_rank) if self.is_lora else None
+        """Return the settings of LoRA; None without it."""
+        return self.lora
 
 
 class ModelConfig(AdaptedConfig, BareModelConfig):
     """Settings of models that low-rank adapters can train. Recipes add the keys of their kinds of model."""
-
-
-def _is_of_user(model: Any) -> bool:
-    """Return whether a policy is the user's own, which may read any key."""
-    return ":" in getattr(model, "model_type", "")
 
 
 class OptimConfig(ConfigModel):
@@ -182,7 +158,7 @@ class FsdpConfig(ConfigModel):
 class ActorConfig(ConfigModel):
     """The workers that train. Recipes add `model`, `optim` and the sizes of batches."""
 
-    group_name: Text = Field(
+    group_name: GroupName = Field(
         default="ActorGroup", description="Name of the worker group, by which other components address it."
     )
     seed: Seed = Field(default=1234, description="Seed of the initial weights and of the sample order.")
@@ -198,7 +174,7 @@ class ActorConfig(ConfigModel):
 class RolloutConfig(ConfigModel):
     """Settings of every rollout. Recipes add those of their engines."""
 
-    group_name: Text = Field(
+    group_name: GroupName = Field(
         default="RolloutGroup", description="Name of the worker group, by which other components address it."
     )
     enable_offload: Bool = Field(

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from recipes.sections.checks import Report
+from recipes.sections.section_options import check_names
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import ConfigError, ConfigModel, Count, Fraction, JobConfig
+from rlinf_core import ConfigError, ConfigModel, Count, Fraction
 from rlinf_core.algorithms.options import option_names, options_model_of
 from rlinf_core.config.sections.values import LossAggregation, NonNegativeFloat
-from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
-from rlinf_core.scalars import Bool, Data, Text
+from rlinf_core.scalars import Data, Text
 
-# Advantages that compare total rewards within a group and nothing else; all that compare the members of a group; and
-# all that every recipe has.
+# Advantages that compare only total rewards within a group; all that compare the members of a group; all advantages
+# that every recipe has.
 WITHIN_GROUP_ADVANTAGES: Final = ("grpo", "dr_grpo", "rloo")
 GROUP_ADVANTAGES: Final = (*WITHIN_GROUP_ADVANTAGES, "reinforce_pp_baseline")
 ADVANTAGES: Final = ("gae", *WITHIN_GROUP_ADVANTAGES, "reinforce_pp", "reinforce_pp_baseline")
 LOSSES: Final = ("actor_critic", "actor")
 
 
-# Names that other projects give ours.
+# The names of our advantages in other projects.
 OTHER_ADVANTAGES: Final = {
     "reinpp": "reinforce_pp",
     "reinpp_baseline": "reinforce_pp_baseline",
@@ -63,52 +63,52 @@ class AlgorithmConfig(ConfigModel):
         description="Samples per group: they share a start (a prompt or an initial state), and GRPO compares them.",
     )
     update_epoch: Count = Field(default=1, description="Passes over the samples of a training step.")
-    normalize_advantages: Bool = Field(
-        default=True, description="Normalize the advantages of a step to mean 0 and standard deviation 1."
-    )
     clip_ratio_low: Fraction = Field(default=0.2, description="Lower clip of the probability ratio: 1 minus this.")
     clip_ratio_high: NonNegativeFloat = Field(
         default=0.2, description="Upper clip of the probability ratio: 1 plus this."
     )
     entropy_bonus: NonNegativeFloat = Field(default=0.0, description="Weight of the policy's entropy bonus.")
 
+    # The options of built-in advantages and losses, and others with what reads them, which is not chosen.
+    built_in: ClassVar[type[ConfigModel]] = ConfigModel
+    of_others: ClassVar[Mapping[str, str]] = {}
 
-def check_algorithm_options(config: JobConfig, algorithm: AlgorithmConfig, report: Report) -> None:
-    """Report options of advantage and loss that nothing takes, or that their owner's pydantic model refuses."""
-    check_options(config, ("algorithm", "options"), algorithm.options, own_names(algorithm), report)
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        """Refuse options that no component takes. Workers import a custom one, and check its options."""
+        if ":" not in f"{self.adv_type}{self.loss_type}":
+            readers = f"`adv_type: {self.adv_type}` or `loss_type: {self.loss_type}`"
+            check_names("options", self.options, self.built_in.model_fields, readers, self.of_others)
+        return self
+
+    @property
+    def settings(self) -> Any:
+        """The options of built-in advantages and losses, defaults included."""
+        return self.built_in.model_validate(self.options)
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The options of components of your own."""
+        return {name: value for name, value in self.options.items() if name not in self.built_in.model_fields}
+
+    @property
+    def inputs(self) -> SimpleNamespace:
+        """All that built-in advantages and losses read: the keys of this section, and `settings`."""
+        return SimpleNamespace(**{**dict(self.settings), **dict(self)})
 
 
 def own_names(algorithm: AlgorithmConfig) -> Mapping[str, str]:
-    """Return the names that may be components of the user's own with options, by their keys."""
+    """Return the names that may be custom components with options, by their keys."""
     return {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
 
 
-def check_options(
-    config: JobConfig, at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report
-) -> None:
-    """Report options that no component of the user's own takes; only the workers import it and check them.
-
-    Args:
-        config: the file.
-        at: the path of the options, as in `("algorithm", "options")`.
-        written: the options.
-        names: the components that may take them, by the key beside the options that names each.
-        report: takes findings.
-    """
-    if written and not any(":" in name for name in names.values()):
-        keys = " or ".join(f"`{key}`" for key in names)
-        message = f"`{at[-1]}` has no effect: {keys} name no component of your own"
-        help = "remove it, or name a component as `package.module:name`"
-        report(at, "not-available", message, help, about=[(*at[:-1], key) for key in names])
-
-
 def refuse_unknown_options(written: Mapping[str, Any], names: Mapping[str, str], section: str) -> None:
-    """Refuse options that none of the user's own components has, in a worker; see `checked_options` for the others.
+    """Refuse, in a worker, options that no custom component has; `checked_options` checks the others.
 
     Args:
         written: the options.
         names: the components that may take them, by the key that names each.
-        section: where the options are written, as in `algorithm.options`.
+        section: the section of the options, as in `algorithm.options`.
 
     Raises:
         ConfigError: an option is unknown, or a component cannot be imported.
@@ -121,7 +121,7 @@ def refuse_unknown_options(written: Mapping[str, Any], names: Mapping[str, str],
 
 
 def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> list[str]:
-    """Return those options that none of the users' own `owners` knows; none where one of them takes any."""
+    """Return the options that no custom component in `owners` knows; none if a component takes any option."""
     known: set[str] = set()
     for owner in owners:
         model = options_model_of(owner)

@@ -1,8 +1,8 @@
-"""Rules between values of a job that several recipes share: sizes that must divide, components that must have a place.
+"""Rules between values of a job that several recipes share: divisibility of sizes, and required placements.
 
-A recipe's rules are a function `check(config, world_sizes, report)`: the validated file, how many processes each
-component has (None where that cannot be known offline), and where findings go. A value that was wrong in itself has its
-default in `config`; a finding that follows from such a value is dropped, so a rule says which keys it is about.
+A recipe's rules are a function `check(config, world_sizes, report)`: the validated file, the number of processes of
+each component (None if unknown offline), and the recipient of findings. An invalid value has its default in `config`,
+and a finding that follows from such a value is dropped: each rule therefore names the keys that it is about.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rlinf_core.node.stacks import install_spy, py_spy
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
 
-# Enough for every divisor of ten thousand million, and fast for any number that a user may write.
+# Enough for every divisor of a number up to 10^10, and fast for any number that a user may write.
 _TRIED_DIVISORS: Final = 100_000
-# Adam moves a weight by up to the rate in each step; weights are mostly below 0.1.
+# Adam moves a weight by up to the learning rate in each step; weights are mostly below 0.1.
 _LARGEST_RATE: Final = 0.05
 
 WorldSizes: TypeAlias = Mapping[str, int | None]
@@ -45,7 +45,7 @@ def blame(config: BaseModel, *paths: Path) -> FindingPlace:
 
 
 def is_given(config: BaseModel, path: Path) -> bool:
-    """Return whether the value at `path` was written down, rather than the model's default."""
+    """Return whether the value at `path` was written by the user, rather than taken from the defaults."""
     value: object = config
     for segment in path:
         if isinstance(value, Mapping) and segment in value:
@@ -58,7 +58,7 @@ def is_given(config: BaseModel, path: Path) -> bool:
 
 
 def place_entry(cluster: ClusterConfig, *components: str) -> str:
-    """Return an entry of `component_placement` for components without one, in the node group of those placed first."""
+    """Return an entry of `component_placement` for unplaced components, in the node group of the first placed one."""
     groups = [entry.node_group for entry in cluster.component_placement.values()]
     names = ",".join(components)
     return f"`{names}: {{node_group: {groups[0][0]}, placement: 0}}`" if groups and all(groups) else f"`{names}: 0`"
@@ -73,28 +73,31 @@ def check_sections(
     *,
     optional: tuple[str, ...] = (),
 ) -> None:
-    """Report inconsistent settings of the sections that every recipe of training has.
+    """Report inconsistent settings of the sections that every training recipe has.
 
     Args:
         config: the job.
         runner: the section `runner` of the job.
-        facts: the facts of the recipe, which must be those of the checkpoint.
-        components: the components that the recipe always has.
+        facts: the facts of the recipe, which a resumed checkpoint must match.
+        components: the components that the recipe requires.
         report: takes findings.
-        optional: components that it may have.
+        optional: further components that the recipe may have.
     """
     check_components(config.cluster, config.recipe, components, report, optional)
     check_group_names(config, (*components, *optional), report)
     _check_training(config, report)
     check_loggers(runner, report)
     _check_profiler(runner, config.cluster, report)
-    _check_folders(runner, report, facts)
+    _check_folders(runner, config.recipe, report, facts)
+    save_path = getattr(getattr(config, "actor", None), "checkpoint_save_path", None)
+    if save_path is not None:
+        _check_output(("actor", "checkpoint_save_path"), save_path, report)
 
 
 def check_components(
     cluster: ClusterConfig, recipe: str, components: tuple[str, ...], report: Report, optional: tuple[str, ...] = ()
 ) -> None:
-    """Report components of the recipe without a place, and places of components that are neither these nor optional."""
+    """Report required components that are not placed, and placed ones that are neither required nor optional."""
     at: Path = ("cluster", "component_placement")
     placed = cluster.component_placement
     missing = [component for component in components if component not in placed]
@@ -118,7 +121,7 @@ def check_components(
 
 
 def _check_training(config: BaseModel, report: Report) -> None:
-    """Report how a job cannot train, or hardly: in half precision, and at learning rates far off."""
+    """Report settings that prevent or hinder training: half precision, and extreme learning rates."""
     if _value(config, ("runner", "only_eval")):
         return
     _check_half_precision(config, report)
@@ -148,7 +151,7 @@ def _check_training(config: BaseModel, report: Report) -> None:
 
 
 def _check_half_precision(config: BaseModel, report: Report) -> None:
-    """Report training in half precision: a loss that is not scaled has gradients that vanish in it."""
+    """Report training in half precision: without loss scaling its gradients underflow."""
     precisions = ("fsdp_config", "mixed_precision")
     keys: tuple[Path, ...] = (
         ("model", "precision"),
@@ -190,7 +193,7 @@ def check_group_names(config: BaseModel, sections: tuple[str, ...], report: Repo
 
 
 def check_loggers(runner: RunSettings, report: Report) -> None:
-    """Report logger backends whose packages are missing in this Python, which drives the run."""
+    """Report logger backends whose packages are missing in this Python, which runs the driver."""
     for index, name in enumerate(runner.logger.logger_backends):
         missing = missing_modules(LOGGER_MODULES[name])
         if missing:
@@ -214,7 +217,7 @@ def check_loggers(runner: RunSettings, report: Report) -> None:
 
 
 def _check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report) -> None:
-    """Report profiles of components that are not placed or of steps that do not come, and a missing profiler."""
+    """Report profiles of unplaced components or of steps that the run lacks, and a missing profiler."""
     profiler = runner.profiler
     if profiler is None:
         return
@@ -244,13 +247,14 @@ def _check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report
         )
 
 
-def _check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fact]) -> None:
+def _check_folders(runner: RunnerConfig, recipe: str, report: Report, facts: Mapping[str, Fact]) -> None:
     """Report a checkpoint that cannot be resumed from, and a file at the path of the runs folder.
 
     Args:
         runner: section of the file.
-        report: where findings go.
-        facts: the facts of the recipe, which must be those of the checkpoint.
+        recipe: the recipe of the file.
+        report: takes findings.
+        facts: the facts of the recipe, which a resumed checkpoint must match.
     """
     from os.path import exists, isdir
 
@@ -263,33 +267,41 @@ def _check_folders(runner: RunnerConfig, report: Report, facts: Mapping[str, Fac
             f"name a `global_step_N` folder, or write `{RESUME_NEWEST}` for the newest checkpoint of this experiment",
         )
     elif resume not in (None, RESUME_NEWEST):
-        _check_checkpoint(resume, report, facts)
+        _check_checkpoint(resume, runner.logger.log_path, recipe, report, facts)
     check_log_path(runner, report)
 
 
 def check_log_path(runner: RunSettings, report: Report) -> None:
     """Report a file where the folder of runs is to be."""
-    # Of these functions none raises, whatever the name.
+    _check_output(("runner", "logger", "log_path"), runner.logger.log_path, report)
+
+
+def _check_output(at: Path, folder: str, report: Report) -> None:
+    """Report a file where the run is to make a folder."""
+    # These functions raise for no name, however malformed.
     from os.path import abspath, dirname, exists, isdir
 
-    taken = abspath(runner.logger.log_path)
+    taken = abspath(folder)
     while not exists(taken) and dirname(taken) != taken:
         taken = dirname(taken)
     if not isdir(taken):
         report(
-            ("runner", "logger", "log_path"),
+            at,
             "unusable-path",
-            f"`log_path` must be a folder, but `{taken}` is a file",
+            f"`{at[-1]}` must be a folder, but `{taken}` is a file",
             "name another folder; it is created if it does not exist",
         )
 
 
-def _check_checkpoint(resume: str, report: Report, facts: Mapping[str, Fact]) -> None:
-    """Report a checkpoint that is damaged or of other settings. Large files are read when the run starts."""
-    # For files that name one: it takes a moment.
+def _check_checkpoint(resume: str, log_path: str, recipe: str, report: Report, facts: Mapping[str, Fact]) -> None:
+    """Report a checkpoint that is damaged, or of another recipe or other settings.
+
+    Large files are read only when the run starts.
+    """
+    # Imported only for files that name a checkpoint: the import takes a moment.
     from pathlib import Path as FilePath
 
-    from rlinf_core.runners.storage.resuming import damage_of_source, named_source
+    from rlinf_core.runners.storage.resuming import damage_of_source, named_source, run_to_resume
 
     at: Path = ("runner", "resume_dir")
     try:
@@ -297,6 +309,7 @@ def _check_checkpoint(resume: str, report: Report, facts: Mapping[str, Fact]) ->
         if any(is_earlier(name) for name in source.manifest.files):
             report(at, "unusable-path", f"`{resume}`: its newest checkpoint was written by an earlier rlinf", CONVERT)
             return
+        run_to_resume(source, FilePath(log_path).absolute(), recipe)
         source.check(facts)
         damaged = damage_of_source(FilePath(resume))
         if damaged:
@@ -316,7 +329,7 @@ def near_multiples(value: int, step: int) -> str:
 def near_divisors(value: int, wanted: int) -> str:
     """Return the divisors of `value` on both sides of `wanted`: `640 or 800`.
 
-    Of a number that no job has they are some that divide it, not always the nearest.
+    Above 10^10 some divisors are unknown, so that the result may not be the nearest.
     """
     below = [number for number in divisors(value) if number < wanted]
     above = [number for number in divisors(value) if number > wanted]
@@ -324,6 +337,6 @@ def near_divisors(value: int, wanted: int) -> str:
 
 
 def divisors(value: int) -> list[int]:
-    """Return the divisors of a number in rising order; of one above ten thousand million, some of them."""
+    """Return the divisors of a number in ascending order; above 10^10, only some of them."""
     small = [number for number in range(1, min(isqrt(value), _TRIED_DIVISORS) + 1) if value % number == 0]
     return sorted({*small, *(value // number for number in small)})

@@ -16,23 +16,31 @@ from rlinf_core.placement.environment import process_environment
 from rlinf_core.process.import_path import locate, syntax_tree
 
 Kind = Literal["class", "function", "value"]
-# Expressions that are neither a class nor a function.
+# Expressions whose value is neither a class nor a function.
 _PLAIN: Final = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple, ast.JoinedStr)
 
 
 def check_import(
-    config: JobConfig, at: Path, target: str, component: str, report: Report, *, is_class: bool = False
+    config: JobConfig,
+    at: Path,
+    target: str,
+    component: str,
+    report: Report,
+    *,
+    is_class: bool = False,
+    is_function: bool = False,
 ) -> None:
     """Report a `package.module:name` that the processes of a component could not import.
 
     Args:
         config: the file.
-        at: where it is named.
-        target: what is named.
-        component: the component whose processes import it.
-        report: where findings go.
-        is_class: whether it must be a class that extends one of rlinf's or gymnasium's, as an environment or a policy:
-            Python itself has none.
+        at: the key that names it.
+        target: the `package.module:name`.
+        component: the component whose processes import `target`.
+        report: takes findings.
+        is_class: whether `target` must be a class that extends one of rlinf's or gymnasium's, as an environment or a
+            policy; no class of Python's own does.
+        is_function: whether `target` must be no class, as of an agent or a tool.
     """
     module = target.partition(":")[0]
     if is_class and module.partition(".")[0] in sys.stdlib_module_names:
@@ -54,13 +62,13 @@ def check_import(
         report(at, "unknown-choice", f"`{target}` cannot be imported: {wrong}", "correct the name")
         return
     kind = _kind_of(target)
-    if kind == "value" or (kind == "function" and is_class):
-        wanted = "a class" if is_class else "a class or a function"
+    if kind == "value" or (kind == "function" and is_class) or (kind == "class" and is_function):
+        wanted = "a class" if is_class else "a function" if is_function else "a class or a function"
         report(at, "unknown-choice", f"`{target}` is a {kind}, not {wanted}", f"name {wanted}")
 
 
 def check_own_algorithm(config: JobConfig, adv_type: str, loss_type: str, report: Report) -> None:
-    """Report functions of the user's own in `algorithm` that the actors could not import."""
+    """Report custom functions in `algorithm` that the actors could not import."""
     for key, name in (("adv_type", adv_type), ("loss_type", loss_type)):
         if ":" in name:
             check_import(config, ("algorithm", key), name, "actor", report)
@@ -83,9 +91,9 @@ def missing_module(target: str) -> str | None:
 
 
 def missing_name(target: str) -> str | None:
-    """Return why the module of `package.module:name` has nothing of that name, or None if it may have it.
+    """Return why the module of `package.module:name` lacks the name, or None if it may have it.
 
-    The module is read and not imported: that may take seconds, or do anything.
+    The module is parsed, not imported: an import may take seconds and run any code.
     """
     module, _, name = target.partition(":")
     spec = locate(module)
@@ -100,7 +108,7 @@ def missing_name(target: str) -> str | None:
 
 
 def _kind_of(target: str) -> Kind | None:
-    """Return what the module of `package.module:name` binds the name to; None where reading it does not tell."""
+    """Return what the module of `package.module:name` binds the name to; None if parsing does not tell."""
     module, _, name = target.partition(":")
     spec = locate(module)
     tree = syntax_tree(spec) if spec is not None else None
@@ -113,11 +121,10 @@ def _kind_of(target: str) -> Kind | None:
 def _bound(statements: list[ast.stmt]) -> Iterator[tuple[str, Kind | None]]:
     """Yield the names that statements of a module bind, those in branches included, and their kinds where known."""
     for statement in statements:
-        if isinstance(statement, ast.ClassDef):
-            yield statement.name, "class"
-        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            # A decorator may make anything of it.
-            yield statement.name, None if statement.decorator_list else "function"
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            # A decorator may return anything.
+            kind: Kind = "class" if isinstance(statement, ast.ClassDef) else "function"
+            yield statement.name, None if statement.decorator_list else kind
         else:
             is_plain = isinstance(statement, ast.Assign) and isinstance(statement.value, _PLAIN)
             for node in ast.walk(statement):

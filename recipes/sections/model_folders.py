@@ -1,4 +1,4 @@
-"""Checks of HuggingFace model folders that load nothing."""
+"""Checks of HuggingFace model folders that load no weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_ob
 from rlinf_core.suggest import excerpt
 
 SETTINGS = "config.json"
-# The weights of a component in a checkpoint, as torch.distributed.checkpoint names them.
+# The names of files of a component's weights in a checkpoint, as torch.distributed.checkpoint writes them.
 SHARDS: Final = "shard-*.safetensors"
 CONVERT: Final = "convert its run once: `rlinf runs convert RUN`"
 GENERATION = "generation_config.json"
-# Bytes that safetensors itself allows.
+# The largest header that safetensors itself accepts, in bytes.
 _MOST_HEADER: Final = 100_000_000
-# Bytes of an element of each type. Others have several elements in a byte.
+# Bytes of an element by type. Types that are not listed pack several elements into a byte.
 _ITEMS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -34,7 +34,7 @@ class FolderFault(NamedTuple):
     """A fault of a folder.
 
     Attributes:
-        message, help: what is wrong, and what to do.
+        message, help: the fault and its remedy.
     """
 
     message: str
@@ -42,7 +42,7 @@ class FolderFault(NamedTuple):
 
 
 def is_earlier(name: str) -> bool:
-    """Return whether a file of a checkpoint is one of weights that an earlier rlinf pickled."""
+    """Return whether a file of a checkpoint holds weights that an earlier rlinf pickled."""
     return name.endswith(".distcp")
 
 
@@ -68,7 +68,7 @@ def fault_of_model(folder: Path) -> FolderFault | None:
 
 
 def weight_files(index: Mapping[str, Any]) -> set[str] | None:
-    """Return the names of the files in an index of weights; None where it has none, or one that leaves the folder."""
+    """Return the file names in an index of weights; None if it has none, or one that leads out of the folder."""
     named = index.get("weight_map")
     names = list(cast("dict[str, Any]", named).values()) if isinstance(named, dict) else []
     if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
@@ -77,7 +77,7 @@ def weight_files(index: Mapping[str, Any]) -> set[str] | None:
 
 
 def fault_of_weights(file: Path) -> FolderFault | None:
-    """Return the reason why a file is not a complete safetensors file, by its header; no tensor is read."""
+    """Return the reason why a file is not a complete safetensors file, judged by its header; no tensor is read."""
     copy = "copy the file again"
     try:
         header = weights_header(file)
@@ -100,18 +100,18 @@ def fault_of_weights(file: Path) -> FolderFault | None:
 
 
 def weight_names(folder: Path) -> set[str]:
-    """Return the names of all tensors in the safetensors files of a folder, which `fault_of_model` accepts."""
+    """Return the names of all tensors in the safetensors files of a folder that `fault_of_model` accepts."""
     return {name for file in sorted(folder.glob("*.safetensors")) for name in weights_header(file).tensors}
 
 
 class WeightsHeader(NamedTuple):
-    """The head of a safetensors file.
+    """The header of a safetensors file.
 
     Attributes:
-        tensors: what it says about each tensor, by name.
-        about: what it says about itself.
-        begin: the place of the first tensor.
-        size: the file's size.
+        tensors: the entry of each tensor, by name.
+        about: the metadata.
+        begin: the offset of the first tensor, in bytes.
+        size: the size of the file, in bytes.
     """
 
     tensors: dict[str, Any]
@@ -121,7 +121,7 @@ class WeightsHeader(NamedTuple):
 
 
 def weights_header(file: Path) -> WeightsHeader:
-    """Return what a safetensors file says about its tensors.
+    """Return the header of a safetensors file.
 
     Raises:
         OSError: the file cannot be read, or is empty.
@@ -141,7 +141,7 @@ def weights_header(file: Path) -> WeightsHeader:
 
 
 def read_object(file: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file; empty if there is none."""
+    """Return the object in a JSON file; empty if the file has none."""
     try:
         content = load_json(read_bounded(file), non_finite=True)
     except (OSError, ValueError):
@@ -153,7 +153,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model's folder.
 
     Raises:
-        ConfigError: it cannot be read as one.
+        ConfigError: the file cannot be read as a JSON object.
     """
     try:
         return load_json_object(read_bounded(file), non_finite=True)
@@ -165,11 +165,11 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def whole_number(settings: Mapping[str, Any], name: str, most: int) -> int:
-    """Return a number from 1 to `most` among settings.
+    """Return the setting `name`, which must be an integer from 1 to `most`.
 
     Raises:
-        KeyError: it does not exist.
-        ValueError: it is something else.
+        KeyError: the setting does not exist.
+        ValueError: it is not such an integer.
     """
     number = settings[name]
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
@@ -178,10 +178,10 @@ def whole_number(settings: Mapping[str, Any], name: str, most: int) -> int:
 
 
 def named_stops(folder: Path) -> tuple[int, ...]:
-    """Return the tokens that end an answer, as far as `generation_config.json` in a model's folder names them.
+    """Return the tokens that end a completion, according to `generation_config.json` in a model's folder.
 
     Raises:
-        ConfigError: it names something else: no text would ever end by it.
+        ConfigError: an entry is not a token, so that no text would ever end by it.
     """
     file = folder / GENERATION
     named = read_settings(file).get("eos_token_id") if file.is_file() else None
@@ -200,11 +200,11 @@ def require_folder(folder: Path | str, kind: str) -> None:
     """Check that `model_path` of the actor exists.
 
     Args:
-        folder: what it names.
-        kind: what should be there, as in `the folder of a model`.
+        folder: the value of `model_path`.
+        kind: the expected content, as in `the folder of a model`.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the folder does not exist.
     """
     ensure_here(folder)
     if not os.path.isdir(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from recipes.sections.algorithm import ADVANTAGES, WITHIN_GROUP_ADVANTAGES
+from recipes.sections.algorithm import WITHIN_GROUP_ADVANTAGES
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import WorldSizes
@@ -21,22 +21,13 @@ NOT_TRAINED: Final = IgnoredKeys(
 
 
 def compares_within_groups(config: Any, sizes: WorldSizes) -> bool:
-    """Return whether the advantage compares total rewards within a group and nothing else."""
+    """Return whether the advantage compares only total rewards within a group."""
     return config.algorithm.adv_type in WITHIN_GROUP_ADVANTAGES
 
 
 def adv_type(config: Any) -> str:
     """Return the type of advantage that the file sets."""
     return f"`adv_type: {config.algorithm.adv_type}`"
-
-
-WITHIN_GROUPS: Final = IgnoredKeys(
-    ("algorithm.normalize_advantages",),
-    compares_within_groups,
-    lambda config: f"{adv_type(config)} compares samples within groups",
-    "remove it; `adv_type: dr_grpo` does not divide by the standard deviation",
-    because=("algorithm.adv_type",),
-)
 
 
 def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares_within_groups) -> IgnoredKeys:
@@ -49,28 +40,13 @@ def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares
     )
 
 
-def lambda_without_values(instead: str) -> IgnoredKeys:
-    """Return the rule about `gae_lambda` with an advantage that uses no values.
-
-    Args:
-        instead: settings of the recipe under which it is read.
-    """
-    return IgnoredKeys(
-        ("algorithm.gae_lambda",),
-        lambda config, sizes: config.algorithm.adv_type in ADVANTAGES and config.algorithm.adv_type != "gae",
-        lambda config: f"{adv_type(config)} uses no value estimates",
-        f"remove it, or write {instead}",
-        because=("algorithm.adv_type",),
-    )
-
-
 def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lambda config: False) -> IgnoredKeys:
     """Return the rule about `fsdp_config` of a component that has a single process.
 
     Args:
         component: the section.
-        others: components that read it as well; they must have a single process, too.
-        reads: whether a single process reads it nevertheless, in a file.
+        others: further components that read `fsdp_config`; each must have a single process, too.
+        reads: returns whether a single process reads it nevertheless in a given job.
     """
     alone = (component, *others)
     names = ("sharding_strategy", "cpu_offload", "mixed_precision.reduce_dtype")
@@ -87,11 +63,11 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
 
 
 def without_shards(component: str, reads: Callable[[Any], bool]) -> IgnoredKeys:
-    """Return the rule about `cpu_offload` of a component whose every rank holds all weights.
+    """Return the rule about `cpu_offload` of a component each of whose ranks holds all weights.
 
     Args:
         component: the section.
-        reads: whether it is read nevertheless, in a file.
+        reads: returns whether `cpu_offload` is read nevertheless in a given job.
     """
     strategy = f"{component}.fsdp_config.sharding_strategy"
     return IgnoredKeys(

@@ -15,9 +15,9 @@ def share_accelerators(config: Any, one: str, other: str) -> bool:
         if group.accelerators is not None
     }
     if declared:
-        # Without a group, accelerators of all nodes are counted.
+        # A component without a node group may use the accelerators of all nodes.
         declared.setdefault("cluster", tuple(range(nodes)))
-    # By nodes, since several labels may stand for the same ones, with other interpreters. None: all of them.
+    # Compared by nodes, since several labels may name the same nodes with other interpreters. None: all accelerators.
     used: list[list[tuple[tuple[int, ...], range | None]]] = []
     for name in (one, other):
         entry = cluster.component_placement[name]

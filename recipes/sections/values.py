@@ -29,10 +29,10 @@ from rlinf_core.config.sections.hub_names import HubPath
 from rlinf_core.config.sections.values import DataPath, PositiveFloat
 from rlinf_core.scalars import problem
 
-# Parts by the words in names of files, in the order of preference.
+# Words in file names that mark the files of a part, in the order of preference.
 TRAINING: Final = ("train",)
 EVALUATION: Final = ("test", "valid", "val", "dev", "eval")
-# Forms of files with rows, of which a data set is read in the first that it has.
+# Patterns of row files; a data set is read in the first form that it has.
 _FORMS: Final = ("**/*.parquet", "**/*.jsonl*", "**/*.json")
 _DESCRIPTIONS: Final = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 _NAMED_FOLDERS: Final = 4
@@ -42,11 +42,11 @@ def files_of_part(paths: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, 
     """Return paths with each folder of a data set of the hub replaced by its files of one part.
 
     Args:
-        paths: what a key names.
+        paths: the paths in a key.
         words: `TRAINING` or `EVALUATION`.
 
     Raises:
-        PydanticCustomError: `bad-value`: it has no such files, or has them in several folders.
+        PydanticCustomError: `bad-value`: a data set has no such files, or has them in several folders.
     """
     return tuple(file for path in paths for file in _files(path, words))
 
@@ -91,7 +91,7 @@ def one_or_many(value: Any) -> Any:
 
 _SCALAR = ["string", "number", "boolean"]
 _FILE_PATHS_SCHEMA = WithJsonSchema({"type": [*_SCALAR, "array"], "items": {"type": _SCALAR}})
-# A number or a boolean is read as the text that was written. A name of the hub becomes the files of that part.
+# A number or a boolean is read as the text that was written. A name on the hub becomes the files of the part.
 TrainFiles = Annotated[
     tuple[DataPath, ...],
     BeforeValidator(one_or_many),
@@ -130,7 +130,7 @@ def _weighted(value: Any) -> str | WeightedFile:
 
 
 def _weighted_files(items: tuple[str | WeightedFile, ...]) -> tuple[str | WeightedFile, ...]:
-    """Return the files of training; those of a name of the hub share its weight."""
+    """Return the training files; the files of a data set of the hub share its weight."""
     listed: list[str | WeightedFile] = []
     for item in items:
         if isinstance(item, str):
@@ -163,10 +163,10 @@ WeightedFiles = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class KnownOrOwn:
-    """Metadata of a text type: one of our names, or `package.module:name` for something of the user's own.
+    """Metadata of a text type: one of our names, or `package.module:name` for a custom component.
 
-    `others` are names that related projects use, each read as ours; `instead` are such names, each with what there is
-    in its place; `form` is the regular expression of further names, which are taken as they are.
+    `others` maps names of related projects to ours; `instead` maps further names to the advice on what to write; `form`
+    is a regular expression of names that are kept as they are.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""The file of recipe `serve`: its sections, its defaults, and the rules between its values.
+"""The configuration of recipe `serve`: its sections, defaults and validation rules.
 
 The defaults build a Qwen2 of 0.3 M parameters that reads the characters of sums.
 """
@@ -9,12 +9,12 @@ import errno
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from recipes.language.config.language_config import SIZES_OF_A_FOLDER, SYMBOLS, TokenizerConfig
-from recipes.language.config.rollout_config import LARGEST_RANK, RESERVED_OPTIONS
+from recipes.language.config.language_config import SIZES_OF_A_FOLDER, SYMBOLS, TokenizerConfig, Width
+from recipes.language.config.rollout_config import LARGEST_RANK, RESERVED_OPTIONS, EngineSettings
 from recipes.language.rules.engine_rules import check_backend
 from recipes.language.rules.model_rules import faults_of_folder, faults_of_tokenizer
 from recipes.sections.checks import (
@@ -26,7 +26,7 @@ from recipes.sections.checks import (
 )
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, read_object
-from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys, JobConfig, Seed
+from rlinf_core import ConfigError, ConfigModel, Count, IgnoredKeys, JobConfig, Seed
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import RunSettings
 from rlinf_core.config.sections.values import (
@@ -40,21 +40,21 @@ from rlinf_core.config.sections.values import (
 )
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.process.requirements import absence, install_command, missing_modules
-from rlinf_core.scalars import Data, Text, problem
+from rlinf_core.scalars import Text, problem
 
-# The most likely tokens that may be asked for at one place.
+# The maximum number of most likely tokens that a request may ask for per position.
 MOST_LIKELY: Final = 100
-# Arguments of vLLM that follow from other keys.
+# Arguments of vLLM that other keys determine.
 RECIPE_OPTIONS: Final = ("enable_lora", "max_lora_rank", "max_logprobs")
 PACKAGES: Final = ("starlette", "uvicorn", "google.protobuf", "peft", "transformers")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def _tenant(name: str) -> str:
-    """Return a name that can be that of a file.
+    """Return a tenant's name unchanged.
 
     Raises:
-        PydanticCustomError: it cannot.
+        PydanticCustomError: the name cannot be a file name.
     """
     if not _NAME.fullmatch(name):
         raise problem(
@@ -88,7 +88,7 @@ class ServedModelConfig(ConfigModel):
         default="fp32",
         description="Type of the model's weights on accelerators: fp32, bf16 or fp16. Adapters are in fp32.",
     )
-    hidden_dim: Count = Field(default=128, description="Width of the model built without `model_path`.")
+    hidden_dim: Width = Field(default=128, description="Width of the model built without `model_path`.")
     num_layers: Count = Field(default=2, description="Layers of the model built without `model_path`.")
 
 
@@ -117,18 +117,8 @@ class ServeActorConfig(ConfigModel):
     )
 
 
-class ServeRolloutConfig(ConfigModel):
+class ServeRolloutConfig(EngineSettings):
     """The workers that sample. Each loads the snapshots that it samples from."""
-
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("tensor_parallel_size", "gpu_memory_utilization", "engine_options"),
-            lambda rollout, sizes: rollout.backend != "vllm",
-            lambda rollout: f"the engine `{rollout.backend}` does not read it",
-            "remove it, or write `backend: vllm`",
-            because=("backend",),
-        ),
-    )
 
     group_name: ClassVar[str] = "RolloutGroup"
 
@@ -142,13 +132,6 @@ class ServeRolloutConfig(ConfigModel):
     )
     backend: Literal["torch", "vllm"] = Field(
         default="torch", description="Inference engine: torch (built in) or vllm."
-    )
-    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm.")
-    gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
-        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
-    )
-    engine_options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Additional arguments of `vllm.LLM`, by their own names."
     )
 
 
@@ -277,7 +260,7 @@ def _check_full_weights(config: ServeConfig, report: Report) -> None:
 
 
 def _check_vllm(config: ServeConfig, report: Report) -> None:
-    """Report what vLLM cannot serve."""
+    """Report settings that vLLM does not support."""
     at: KeyPath = ("rollout", "backend")
     check_backend(config, "rollout", "vllm", report)
     if config.server.full_weights is not None:
@@ -302,7 +285,7 @@ def _check_vllm(config: ServeConfig, report: Report) -> None:
                 ("rollout", "engine_options", key),
                 "conflicting-settings",
                 f"the recipe sets `{key}` of vllm",
-                "remove it; use `actor.model.precision`, `rollout.tensor_parallel_size` and `server.max_rank`",
+                "remove it; use `actor.model.precision`, `tensor_parallel_size` and `server.max_rank`",
             )
 
 
@@ -337,10 +320,10 @@ def _check_model(config: ServeConfig, report: Report) -> None:
 
 
 def require_port(port: int) -> None:
-    """Check that the service can listen.
+    """Check that the service can listen on a port.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the port is in use or not usable.
     """
     try:
         socket.create_server(("127.0.0.1", port)).close()

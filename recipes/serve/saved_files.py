@@ -24,10 +24,10 @@ class SavedRecord(FileModel):
     """The record of saved weights.
 
     Attributes:
-        base_model: name of the model that they belong to.
-        expires: when they are removed; None: never.
-        seq_id: number of the request that saved them among those of its model.
-        user_metadata: what the client wrote down about the run.
+        base_model: the name of the base model.
+        expires: the time of removal; None: never.
+        seq_id: the number of the saving request among those of its model.
+        user_metadata: the client's metadata of the run.
     """
 
     base_model: Name
@@ -48,7 +48,7 @@ def read_record(folder: Path) -> SavedRecord:
     """Return the record of saved weights.
 
     Raises:
-        OSError: it does not exist, or it is damaged.
+        OSError: the record does not exist or is damaged.
     """
     return read_model(folder / RECORD, SavedRecord)
 
@@ -57,7 +57,7 @@ def read_adapter(folder: Path) -> AdapterSettings:
     """Return the settings of a saved adapter.
 
     Raises:
-        OSError: there are none, or they are damaged.
+        OSError: the settings do not exist or are damaged.
     """
     return AdapterSettings(**read_model(folder / ADAPTER, _SavedAdapter).model_dump())
 
@@ -68,15 +68,15 @@ _MODEL: Final = "model.json"
 
 @contextmanager
 def state_folder(folder: Path, model: Mapping[str, Any]) -> Generator[None]:
-    """Hold a folder of state within the block.
+    """Lock a folder of state within the block.
 
     Args:
-        folder: is made if it does not exist.
-        model: names and sizes that an earlier start must have had as well.
+        folder: the folder, created if it does not exist.
+        model: settings that must equal those of earlier starts.
 
     Raises:
-        ConfigError: another server has it, or it is of another model, or of an earlier version.
-        RunError: it cannot be read or written.
+        ConfigError: another server uses the folder, or it belongs to another model or an earlier version.
+        RunError: the folder cannot be read or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

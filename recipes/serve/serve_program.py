@@ -17,7 +17,7 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
 
-# Named and not imported: torch is for the workers.
+# Named, not imported, as only workers need torch.
 ACTOR = WorkerReference[AdapterTraining]("recipes.serve.workers.adapter_actor:AdapterActor", AdapterTraining, "actor")
 ROLLOUT = WorkerReference[SnapshotSampling](
     "recipes.serve.workers.snapshot_sampler:SnapshotSampler", SnapshotSampling, "rollout"
@@ -28,8 +28,8 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
     """Serve clients as configured in `job`, and record the run in `folder`.
 
     Raises:
-        RLinfError: see `run_job`; and ConfigError: a package is missing, or the folder of the model or the port cannot
-            be used.
+        RLinfError: see `run_job`; also a ConfigError if a package is missing, or the model's folder or the port is not
+            usable.
     """
     config = cast("ServeConfig", job.config)
     missing = missing_modules(PACKAGES)
@@ -40,13 +40,13 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
         )
     if config.actor.model.model_path is not None and runs_in_this_interpreter(config, "actor"):
         require_folder(config.actor.model.model_path, "a folder that `save_pretrained` wrote")
-    # Before the workers start, which takes a while.
+    # Check the port before workers start, which takes a while.
     require_port(config.server.port)
     run_job(job, folder, listener, launch)
 
 
 def launch(config: ServeConfig, cluster: Cluster, record: RunRecord) -> JobLoop:
-    """Place and start the workers, and return the loop over them."""
+    """Place and start the workers, and return their runner."""
     from recipes.serve.serve_runner import ServeRunner
 
     placement = HybridComponentPlacement(config, cluster)

@@ -1,4 +1,4 @@
-"""The loop of recipe `serve`: a server in a thread of this process, and a record of the optimizer steps it takes."""
+"""The runner of recipe `serve`: a server in a thread of this process, and a record of its optimizer steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.group.handle import wait_together
 
 LOGGER: Final = logging.getLogger("rlinf")
-# Seconds between looks for sessions whose clients are gone, and for weights whose time is over.
+# Seconds between checks for sessions without a client and for expired weights.
 _SWEEP_SECONDS: Final = 5.0
 _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.5
@@ -35,13 +35,13 @@ _NEVER: Final = -1
 
 
 class ServeRunner:
-    """Serves clients until it is stopped, or `runner.max_steps` optimizer steps have been taken.
+    """A runner that serves clients until it is stopped, or has taken `runner.max_steps` optimizer steps.
 
     Args:
         cfg: the configuration of the job.
         actor: the workers that train.
         rollout: the workers that sample.
-        record: the record of the run; each optimizer step of any client is a step of it.
+        record: the record of the run, in which every client's optimizer step is a step.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class ServeRunner:
         record: RunRecord,
     ) -> None:
         self._cfg = cfg
-        # A group forwards the calls of its workers' methods to all ranks.
+        # A worker group forwards method calls to all ranks, which its type does not show.
         self._actor, self._rollout = cast("Any", actor), cast("Any", rollout)
         self._groups: Mapping[str, WorkerGroup[Any]] = {"actor": actor, "rollout": rollout}
         self._record = record
-        # Sessions continue after the death of a worker, and so do the steps.
+        # Sessions, and so steps, continue after the death of a worker.
         record.keeps_steps = True
         self._state = Path(cfg.server.state_dir or record.folder.path / "service").absolute()
         self._boot = secrets.token_hex(4)
-        # Metrics of steps, and what ends the service.
+        # Metrics of steps, and errors that end the service.
         self._events: queue.Queue[dict[str, float] | BaseException] = queue.Queue()
         self._ready = threading.Event()
 
@@ -73,12 +73,7 @@ class ServeRunner:
         note_comparisons(self._record.folder.path, comparisons_of([self._actor, self._rollout]))
 
     def run(self) -> None:
-        """Serve.
-
-        Raises:
-            ConfigError: the port is in use, or the state is another service's or another model's.
-            WorkerGroupError: a worker died.
-        """
+        """Serve clients. WorkerGroupError: a worker died."""
         with state_folder(self._state, self._model()):
             self._run()
 
@@ -101,7 +96,7 @@ class ServeRunner:
             thread.join(_END_SECONDS)
 
     def _model(self) -> dict[str, Any]:
-        """Return what a start must share with an earlier one to continue with its models, by keys of the file."""
+        """Return the settings that must equal those of earlier starts to continue with their models, by key."""
         actor, model = self._cfg.actor, self._cfg.actor.model
         built = {"actor.seed": actor.seed, "actor.model.hidden_dim": model.hidden_dim}
         built |= {"actor.model.num_layers": model.num_layers}
@@ -114,7 +109,7 @@ class ServeRunner:
         }
 
     def environment(self) -> str:
-        """Return the lines of a shell by which clients find the server, for each tenant."""
+        """Return shell lines with the environment variables of clients, for each tenant."""
         lines = [f"export TINKER_BASE_URL=http://127.0.0.1:{self._cfg.server.port}"]
         for tenant in self._cfg.server.tenants:
             file = shlex.quote(str(self._state / "keys" / tenant))
@@ -123,7 +118,7 @@ class ServeRunner:
         return "\n".join(lines)
 
     def _next(self) -> dict[str, float] | None:
-        """Return the metrics of the next optimizer step; None where there was none for a while.
+        """Return the metrics of the next optimizer step; None if there was none for a while.
 
         Raises:
             WorkerGroupError: a worker died.
@@ -138,11 +133,11 @@ class ServeRunner:
         return event
 
     def _wait_for(self, ready: threading.Event) -> None:
-        """Wait until the server listens, or cannot."""
+        """Wait until the server listens; raises as `_next` does."""
         while not ready.wait(_LOOK_SECONDS):
             self._next()
 
-    # In the thread of the server
+    # The server's thread
 
     def _serve(self, keys: Keys, stop: threading.Event) -> None:
         try:
@@ -177,7 +172,7 @@ class ServeRunner:
                 for task in done:
                     task.result()
         finally:
-            stop.set()  # for the thread that waits for it
+            stop.set()  # ends the thread that waits for it
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
@@ -186,7 +181,7 @@ class ServeRunner:
 
 @asynccontextmanager
 async def _listening(routes: SdkRoutes, port: int) -> AsyncGenerator[None]:
-    """Answer requests as long as the context lasts.
+    """Answer requests within the context.
 
     Raises:
         ConfigError: the port is in use.
@@ -200,7 +195,7 @@ async def _listening(routes: SdkRoutes, port: int) -> AsyncGenerator[None]:
 
 
 async def _sweep(state: ServiceState) -> None:
-    """End sessions whose clients are gone, and drop what is not needed any more, again and again."""
+    """Periodically end sessions without a client, and drop what is no longer needed."""
     while True:
         await asyncio.sleep(_SWEEP_SECONDS)
         for session in state.tenants.silent():

@@ -1,4 +1,4 @@
-"""Values that travel between the server and its workers."""
+"""Values that server and workers exchange."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Datum(NamedTuple):
     """A sequence to learn from.
 
     Attributes:
-        tokens: int64 [N].
-        values: inputs of the loss by name: `target_tokens`, int64 [N] or [N, K], and others of the same shape, float32.
+        tokens: int64 [N], token ids.
+        values: inputs of the loss by name: `target_tokens`, int64 [N] or [N, K], and float32 tensors of that shape.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class PassOutcome(NamedTuple):
 
     Attributes:
         logprobs: the log-probabilities of the target tokens of each datum, in their shapes.
-        metrics: the metrics, by name and, after a colon, the way in which a client reduces those of several batches.
+        metrics: the metrics by name and, after a colon, the client's reduction over batches.
     """
 
     logprobs: list[FloatArray]
@@ -40,7 +40,7 @@ class PassOutcome(NamedTuple):
 
 
 class RankOutcome(NamedTuple):
-    """The part of a pass that one rank computed: log-probabilities by the number of the datum, and summed losses."""
+    """One rank's part of a pass: log-probabilities by number of the datum, and the summed loss."""
 
     logprobs: dict[int, FloatArray]
     loss: float
@@ -50,9 +50,9 @@ class AdapterSettings(NamedTuple):
     """The settings of an adapter.
 
     Attributes:
-        rank: the rank; 0: all weights of a copy of the model are trained, instead of an adapter.
-        seed: the seed of first values.
-        train_attn, train_mlp, train_unembed: whether attention, MLP and output layer have a part of the adapter.
+        rank: the rank; 0: no adapter, but all weights of a copy of the model are trained.
+        seed: the seed of the initial values.
+        train_attn, train_mlp, train_unembed: whether attention, MLP and output layers have adapters.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class AdapterSettings(NamedTuple):
 
 
 class AdamSettings(NamedTuple):
-    """The settings of one optimizer step: AdamW; a `grad_clip_norm` of 0 clips nothing."""
+    """The settings of one AdamW step; a `grad_clip_norm` of 0 clips nothing."""
 
     learning_rate: float
     beta1: float
@@ -77,9 +77,9 @@ class ServedFacts(NamedTuple):
     """Facts of the model.
 
     Attributes:
-        vocabulary: number of token ids.
-        stops: tokens that end an answer.
-        adapts_output: whether adapters may have a part for the output layer.
+        vocabulary: the number of token ids.
+        stops: the tokens that end an answer.
+        adapts_output: whether adapters of the output layer are supported.
     """
 
     vocabulary: int
@@ -91,16 +91,16 @@ class Drawing(NamedTuple):
     """A request for answers.
 
     Attributes:
-        request_id: comes back with the outcome.
-        snapshot: folder of the adapter or of all weights; None: the model as it is.
-        prompt: token ids.
-        samples: answers.
+        request_id: the id of the request, returned with the outcome.
+        snapshot: the folder of an adapter or of all weights; None: the base model.
+        prompt: the token ids of the prompt.
+        samples: the number of answers.
         max_tokens: the maximum tokens of an answer.
-        temperature, top_k, top_p, seed: the temperature, top-k, top-p and seed of the draws.
-        stop_tokens, stop_texts: what ends an answer.
-        prompt_logprobs: whether log-probabilities of the prompt are asked for.
-        prompt_top, answer_top: number of the most likely tokens that are asked for at each position; 0: none.
-        prompt_last: tokens of the prompt, from its end, that are asked about; 0: all.
+        temperature, top_k, top_p, seed: the sampling settings.
+        stop_tokens, stop_texts: the tokens and texts that end an answer.
+        prompt_logprobs: whether log-probabilities of the prompt are requested.
+        prompt_top, answer_top: the number of most likely tokens to return per position; 0: none.
+        prompt_last: the number of tokens at the end of the prompt that `prompt_logprobs` and `prompt_top` cover.
     """
 
     request_id: str
@@ -121,10 +121,10 @@ class Drawing(NamedTuple):
 
 
 def request_of(drawing: Drawing) -> Request:
-    """Return a request as engines take it.
+    """Return the engine's form of a request.
 
     Raises:
-        ValueError: a number of it makes no sense.
+        ValueError: a sampling setting is invalid.
     """
     params = SamplingParams(
         temperature=drawing.temperature,
@@ -152,7 +152,7 @@ class TopTokens(NamedTuple):
 
 
 class DrawnAnswer(NamedTuple):
-    """An answer: token ids, their log-probabilities, why it ended, and the most likely tokens where asked for."""
+    """An answer: token ids, log-probabilities, finish reason, and the most likely tokens if requested."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -165,10 +165,9 @@ class SampleOutcome(NamedTuple):
 
     Attributes:
         answers: the answers in the order of their numbers.
-        prompt_logprobs: the log-probability of each token of the prompt, NaN for the first; None: not asked for.
-        failure: why there are none; empty: there are.
-        prompt_top: the most likely tokens at each place of the prompt, of which the first has none; None: not asked
-            for.
+        prompt_logprobs: the log-probability of each prompt token, NaN for the first; None: not requested.
+        failure: why there are no answers; "" if there are.
+        prompt_top: the most likely tokens at each position of the prompt, none at the first; None: not requested.
     """
 
     answers: list[DrawnAnswer]
@@ -178,7 +177,7 @@ class SampleOutcome(NamedTuple):
 
 
 class AdapterTraining(Protocol):
-    """A worker that trains adapters. Each rank takes each call."""
+    """A worker that trains adapters. Every call goes to all ranks."""
 
     def init_worker(self, tokenizer_folder: str) -> ServedFacts: ...
     def create(self, model: str, settings: AdapterSettings, /) -> None: ...
@@ -207,9 +206,9 @@ class ServedLoss(NamedTuple):
     """The inputs of a loss.
 
     Attributes:
-        needs: tensors that a datum must have.
-        takes: tensors that it may have.
-        settings: numbers that the loss takes, with their defaults.
+        needs: the tensors that a datum must have.
+        takes: the tensors that a datum may have.
+        settings: the settings of the loss, with defaults.
     """
 
     needs: tuple[str, ...]
@@ -218,7 +217,7 @@ class ServedLoss(NamedTuple):
 
 
 _POLICY: Final = ("target_tokens", "logprobs", "advantages")
-# Bounds of the ratio of probabilities itself.
+# Bounds of the ratio of probabilities, not of its distance from 1.
 _CLIPS: Final[Mapping[str, float]] = {LOW: 0.8, HIGH: 1.2}
 LOSS_INPUTS: Final[Mapping[str, ServedLoss]] = {
     "cross_entropy": ServedLoss(("target_tokens", "weights")),

@@ -7,7 +7,7 @@ from typing import Final
 from rlinf_core import Recipe
 
 SOURCES: Final = ("chat", "sums")
-# Files of rows hold conversations; demonstrations are folders and HDF5 files. So do files with keys of conversations.
+# Rows of conversations are in these files, or have these keys; demonstrations are folders and HDF5 files.
 CONVERSATIONS: Final = (
     *(f"data.train_data_paths=*.{ending}" for ending in ("jsonl", "json", "jsonl.gz", "json.gz", "parquet")),
     *(f"data.{key}=*" for key in ("messages_key", "prompt_key", "completion_key", "text_key", "loss_on")),
@@ -17,7 +17,7 @@ recipe = Recipe(
     name="sft",
     summary="Learn a policy from demonstrations: actor workers, and rollout and env workers to evaluate it",
     config="recipes.sft.config:SftConfig",
-    default_config="sft_laptop",
+    default_config="sft/pick-laptop",
     program="recipes.sft.sft_program:program",
     check="recipes.sft.config:check",
     facts="recipes.embodied.config:facts",

@@ -25,7 +25,7 @@ from recipes.sections.imports import check_import
 from rlinf_core import Count, IgnoredKeys
 from rlinf_core.config.sections.values import StepsOrNever
 
-# Both or none of them have a place: they evaluate.
+# The components that evaluate; either both or neither are placed.
 EVALUATING: Final = ("rollout", "env")
 
 
@@ -46,7 +46,7 @@ class SftDataConfig(DemonstrationsConfig):
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         IgnoredKeys(
-            ("state_keys", "only_interventions", "normalization"),
+            ("only_interventions", "normalization"),
             lambda data, sizes: data.target == "success",
             "a success classifier reads the images of all steps",
             "remove it, or write `target: actions`",
@@ -131,7 +131,7 @@ def _check_policy(config: SftConfig, report: Report) -> None:
 
 
 def _check_target(config: SftConfig, report: Report) -> None:
-    """Check the requirements of a success classifier: an image model with one output, and no environment to act in."""
+    """Check the requirements of a success classifier: a model of images with one output, and no environments."""
     if config.data.target != "success":
         return
     model = config.actor.model

@@ -1,4 +1,4 @@
-"""The forecast of the memory of a job of recipe `sft`, by arithmetic on its file and on what its data sets declare."""
+"""The memory estimate of a job of recipe `sft`, computed from its file and what its data sets declare."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from recipes.sft.config import SftConfig, evaluates
 from rlinf_core import ConfigError
 from rlinf_core.job.recipe import ProcessForecast
 
-# What the readers of data sets import (pyarrow, and av or PIL), measured.
+# Bytes of the packages that read data sets (pyarrow, and av or PIL), measured.
 _READERS: Final = 45 * 2**20
-# Rows while they are read: the table of a file, and the arrays made of it.
+# Copies of the rows while they are read: the table of a file, and the arrays made of it.
 _READING_COPIES: Final = 2
 
 
@@ -44,7 +44,7 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
     parts = learner_parts(config, policy, count, sends=acts)
     parts |= {
         "base": parts["base"] + _READERS,
-        "batch": micro * policy.sample,  # drawn in parts
+        "batch": micro * policy.sample,  # batches are drawn in parts
         "activations": micro * policy.learning,
         "demonstrations": _READING_COPIES * rows,
     }
@@ -56,8 +56,9 @@ def forecast(config: SftConfig, world_sizes: Mapping[str, int | None]) -> list[P
 
 
 def _demonstrations(config: SftConfig) -> tuple[DatasetShape | None, int, tuple[str, ...]]:
-    """Return the sizes of the first data set's rows, None where it declares none; the bytes of all rows, float32, with
-    images as they are encoded, while videos stay files; and notes.
+    """Return the sizes of the first data set's rows (None if it declares none), the bytes of all rows, and notes.
+
+    Numbers count as float32, images as they are encoded; videos stay files and count nothing.
     """
     shape, size, notes = None, 0, list[str]()
     for path in config.data.paths:
@@ -66,7 +67,7 @@ def _demonstrations(config: SftConfig) -> tuple[DatasetShape | None, int, tuple[
             continue
         try:
             info = read_info(Path(path))
-            shape = shape or info.shape(path, config.data.state_keys, config.data.columns)
+            shape = shape or info.shape(path, config.data.state_columns, config.data.role_columns)
         except DatasetError as error:
             raise ConfigError("the size of the demonstrations is not known", why=str(error)) from error
         numbers = sum(math.prod(feature.shape) for feature in info.features.values() if not feature.is_camera)
@@ -77,13 +78,13 @@ def _demonstrations(config: SftConfig) -> tuple[DatasetShape | None, int, tuple[
 
 
 def _spec_of_rows(config: SftConfig, shape: DatasetShape | None) -> EnvSpec:
-    """Return the sizes that a policy has which learns from rows alone, without environments."""
+    """Return the spec of a policy that learns from rows alone, without environments."""
     if shape is None:
         why = "HDF5 files do not declare them without being read"
         help = "place `rollout` and `env`: their environments define the sizes"
         raise ConfigError("the sizes of the demonstrations' rows are not known", why=why, help=help)
     if config.data.target == "success":
         return EnvSpec(0, 1, num_choices=2, cameras=shape.cameras)
-    # The number of choices is known from the rows only; it changes no more than a policy's last layer.
+    # Only the rows tell the number of choices; it affects no more than a policy's last layer.
     choices, cameras = 2 if shape.choices else None, shape.cameras
     return EnvSpec(shape.state_size, shape.action_size, num_choices=choices, cameras=cameras, has_instructions=True)

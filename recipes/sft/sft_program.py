@@ -48,17 +48,17 @@ from rlinf_core.worker.group.worker_group import launch_together
 
 
 class SftActor(PolicyActor[SftConfig]):
-    """Learns from demonstrations. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
+    """Learns from demonstrations. Several ranks share every batch, and the weights according to `actor.fsdp_config`."""
 
     def init_actor(self, layout: Layout, spec: EnvSpec | None) -> None:
         """Read the demonstrations and create policy and optimizer.
 
         Args:
             layout: the layout of the job.
-            spec: the spec of the environments that evaluate; None: the one that the data imply.
+            spec: the spec of the evaluation environments; None: inferred from the data.
 
         Raises:
-            DatasetError: the data cannot be read, or are of another environment.
+            DatasetError: the data cannot be read, or do not fit the environments.
         """
         data = self._config.data
         chunk = self._config.actor.model.num_action_chunks
@@ -90,6 +90,7 @@ class SftActor(PolicyActor[SftConfig]):
         torch.manual_seed(derive_seed(config.seed, Purpose.BATCHES, step, self._rank))
         share = max(1, (config.global_batch_size or len(data)) // self._world_size)
         micro = min(config.micro_batch_size or share, share)
+        share -= share % micro
         figures, began = Figures(), time.perf_counter()
         for _ in range(self._config.data.batches_per_step):
             self._updater.update([micro] * (share // micro), self._imitate, step, figures)
@@ -118,11 +119,11 @@ _numbers: Final = itertools.count()
 
 
 class SftRunner(RolloutRunner):
-    """Trains the actor on demonstrations, and evaluates it in environments, if there are any.
+    """Trains the actor on demonstrations, and evaluates it in environments if there are any.
 
     Args:
         cfg: the configuration of the job.
-        groups: `actor`, and both of `rollout` and `env` or none of them.
+        groups: `actor`, and either both `rollout` and `env` or neither.
         record: see `Runner`.
     """
 
@@ -152,12 +153,12 @@ class SftRunner(RolloutRunner):
         note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
 
     def train_step(self, step: int) -> dict[str, float]:
-        """Take some optimizer steps."""
+        """Take `data.batches_per_step` optimizer steps."""
         with self.phase(step, events.ACTOR_TRAINING):
             return mean_over_ranks(self._actor.learn(step).wait())
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
-        """Have the rollout workers take the weights of the actor."""
+        """Start sending the actor's weights to the rollout workers."""
         return self._rollout.sync_model_from_actor(), self._actor.sync_model_to_rollout()
 
     @property
@@ -205,7 +206,7 @@ def launch(config: SftConfig, cluster: Cluster, record: RunRecord) -> SftRunner:
     groups: dict[str, WorkerGroup[Any]] = {"actor": SftActor.create_group(config)}
     if evaluates(config) and config.runner.val_check_interval != -1:
         groups["rollout"] = MultiStepRolloutWorker.create_group(config)
-        # It makes the environments of `env.eval` alone.
+        # The evaluation environments only, `env.eval`.
         groups["env"] = CollectingEnvWorker.create_group(config)
     launch_together(cluster, {group: placement.get_strategy(name) for name, group in groups.items()})
     return SftRunner(config, groups, record)

@@ -9,7 +9,7 @@ recipe = Recipe(
     summary="Learn from conversations, or from prompts with completions: actor workers (`recipe: sft` on"
     " JSONL or Parquet files)",
     config="recipes.sft_chat.config:ChatConfig",
-    default_config="sft_chat_laptop",
+    default_config="sft/sums-chat-laptop",
     program="recipes.sft_chat.chat_runner:program",
     check="recipes.sft_chat.chat_rules:check",
     export="recipes.language.using.model_exporting:export_checkpoint",

@@ -1,4 +1,4 @@
-"""The workers of recipe `sft_chat`: a language model that learns from conversations."""
+"""The actors of recipe `sft_chat`, which train a language model on conversations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 
 class _Pass(NamedTuple):
-    """A forward and backward pass: numbers of examples, and the divisor of its summed loss."""
+    """A forward and backward pass: numbers of its examples, and the divisor of the summed loss."""
 
     examples: list[int]
     divisor: float
 
 
 class ChatActor(TrainingWorker):
-    """Learns from conversations. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
+    """An actor that learns from conversations. Ranks share every batch, and the weights as `actor.fsdp_config` says."""
 
     config_section = "actor"
     _config: ChatConfig
@@ -73,7 +73,7 @@ class ChatActor(TrainingWorker):
         return ExampleCounts(len(self._examples.examples), len(self._evaluation.examples))
 
     def _tell(self, examples: ExampleSet) -> None:
-        """Warn of rows that are not trained on as they are written."""
+        """Warn of rows that are skipped, truncated or lack an ending token."""
         figures, longest = examples.figures, self._config.runner.seq_length
         if figures["skipped"]:
             self.log_warning("skipped %d rows of more than %d tokens (`data.overlong`)", figures["skipped"], longest)
@@ -90,14 +90,14 @@ class ChatActor(TrainingWorker):
     # Learning
 
     def learn(self, step: int, last_step: int | None) -> dict[str, float]:
-        """Take one optimizer step; its examples depend on the step alone.
+        """Take one optimizer step, whose examples depend only on its number.
 
         Args:
             step: the training step.
-            last_step: the step after which the run ends; None: unlimited.
+            last_step: the last step of the run; None: unlimited.
 
         Returns:
-            Metrics by their full names, for the mean over ranks.
+            Metrics by their full names, to be averaged over ranks.
 
         Raises:
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
@@ -120,8 +120,8 @@ class ChatActor(TrainingWorker):
         }
 
     def _passes(self, source: ExampleSet, chosen: Sequence[int]) -> list[_Pass]:
-        """Return this rank's passes over some examples, whose losses have the mean over all target tokens as their
-        mean over passes and ranks.
+        """Return this rank's passes over examples, with divisors such that the mean loss over passes and ranks is the
+        mean over all target tokens.
         """
         targets = sum(int(source.examples[number].trained.sum()) for number in chosen)
         parts = micro_batches(
@@ -142,7 +142,7 @@ class ChatActor(TrainingWorker):
         return Loss(loss, {"actor/loss": loss.detach()})
 
     def evaluate(self) -> dict[str, float]:
-        """Return the mean loss of the target tokens of evaluation, in nats, and its exponential."""
+        """Return the mean loss over the target tokens of evaluation, in nats, and the perplexity."""
         self._state.onload()
         source = self._evaluation
         parts = [part.examples for part in self._passes(source, range(len(source.examples)))]
@@ -155,5 +155,6 @@ class ChatActor(TrainingWorker):
     # Checkpoints
 
     def save_model(self, folder: str) -> None:
-        """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
+        """Write a folder that `from_pretrained` and engines load: config, tokenizer, and weights with adapters
+        merged."""
         export_state(self._state, self._config.actor, self._tokenizer, folder, self._contact, writes=self._rank == 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from recipes.language.models.load_model import load_model, make_tokenizer, stop_token_ids
 from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
-from recipes.language.using.answer_scoring import write_evaluation
+from recipes.language.using.answer_scoring import step_of, write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
@@ -33,14 +33,14 @@ def summed_loss(
     *,
     masks: bool,
 ) -> Tensor:
-    """Return the summed loss of the target tokens of examples, in nats, and how many there are; float64 [2].
+    """Return the summed loss over target tokens, in nats, and their number; float64 [2].
 
     Args:
-        compute: a `LanguagePolicy`, or one that is sharded.
-        examples: all of them.
-        parts: micro-batches, by the numbers of examples.
+        compute: a `LanguagePolicy`, possibly sharded.
+        examples: all examples.
+        parts: micro-batches, as numbers of examples.
         device: the device of the model.
-        masks: whether it takes rows with a mask.
+        masks: whether the model accepts rows with a mask.
     """
     total = torch.zeros(2, dtype=torch.float64)
     for part in parts:
@@ -51,20 +51,19 @@ def summed_loss(
 
 
 def loss_figures(total: Tensor) -> dict[str, float]:
-    """Return the mean loss, its exponential, and the number of tokens, of what `summed_loss` returns."""
+    """Return mean loss, perplexity and number of tokens, given the result of `summed_loss`."""
     mean = float(total[0] / total[1].clamp(min=1))
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "tokens": float(total[1])}
 
 
 def row_counts(examples: ExampleSet) -> dict[str, float]:
-    """Return how many rows a loss is of, how many were too long to be, and how many were cut to the limit."""
-    figures = examples.figures
-    rows = len(examples.examples) - figures["split"]
-    return {"rows": float(rows), "prompts_skipped": float(figures["skipped"]), "cut_off": float(figures["truncated"])}
+    """Return the numbers of evaluated, skipped and truncated rows."""
+    names = {"rows": "rows", "prompts_skipped": "skipped", "cut_off": "truncated"}
+    return {name: float(examples.figures[figure]) for name, figure in names.items()}
 
 
 def make_writer(config: ChatConfig, tokenizer: Any) -> ExampleWriter:
-    """Return the writer of a file's conversations."""
+    """Return the writer of examples that the configuration describes."""
     data = config.data
     return ExampleWriter(
         tokenizer,
@@ -86,11 +85,11 @@ def evaluate(
     video: bool | None = None,
     emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Compute the loss on the conversations of evaluation in this process, and write `eval.json`.
+    """Compute the loss on the evaluation conversations in this process, and write `eval.json`.
 
     Args:
-        job: the checked file.
-        checkpoint: a folder `global_step_N`; None: the model that the file names.
+        job: the validated job.
+        checkpoint: a folder `global_step_N`; None: the model that the configuration names.
         folder: a new folder for the result.
         episodes: the number of conversations, from the first; None: all.
         allow_training_starts, video: options of policies that act.
@@ -100,10 +99,10 @@ def evaluate(
         The object of `eval.json`.
 
     Raises:
-        ConfigError: no weights are named, there are no conversations, or one cannot be written.
+        ConfigError: no weights are named, there are no conversations, or the template rejects one.
         CheckpointError: the checkpoint cannot be read.
     """
-    config, watch = cast("ChatConfig", job.config), Stopwatch()
+    config, watch, step = cast("ChatConfig", job.config), Stopwatch(), step_of(checkpoint)
     rows = load_conversations(config.data, evaluation=True)[:episodes]
     if not rows:
         raise ConfigError("there are no conversations to evaluate on", help="write `data.val_data_paths: FILE`")
@@ -122,4 +121,4 @@ def evaluate(
         "data": {"paths": list(config.data.val_data_paths), "type": config.data.source, "loss_on": config.data.loss_on},
         "sets": {"all": {"problems": len(rows), **figures, **row_counts(written)}},
     }
-    return write_evaluation(SCHEMA, job, checkpoint, named, folder, watch, parts)
+    return write_evaluation(SCHEMA, job, step, named, folder, watch, parts)

@@ -1,4 +1,4 @@
-"""The forecast of the memory of a job of recipe `sft_chat`, by arithmetic on its file and on config.json."""
+"""The memory estimate of a job of recipe `sft_chat`, computed from its configuration and config.json."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from recipes.sft_chat.config import ChatConfig
 from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from rlinf_core.job.recipe import ProcessForecast
 
-# Bytes in memory for each byte of a file of conversations: rows as objects, and their tokens.
+# Bytes in memory per byte of a conversation file: rows as objects, and their tokens.
 _READ: Final = 6
 
 
 def forecast(config: ChatConfig, world_sizes: Mapping[str, int | None]) -> list[ProcessForecast]:
-    """Return the memory that each process of a job will hold, see `Recipe.memory`; raises as `model_sizes` does."""
+    """Return the memory estimate of each process of a job, see `Recipe.memory`; raises as `model_sizes` does."""
     actor, count = config.actor, world_sizes.get("actor") or 1
     model, fsdp = model_sizes(actor), actor.fsdp_config
     files = (Path(name) for name in (*config.data.train_data_paths, *config.data.val_data_paths))

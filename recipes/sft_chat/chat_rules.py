@@ -1,4 +1,4 @@
-"""Rules between the values of a file of recipe `sft_chat`, and checks of its rows and folders."""
+"""Validation rules of recipe `sft_chat`, and checks of rows and folders."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check_source(config: ChatConfig, report: Report) -> None:
 
 
 def _check_files(config: ChatConfig, report: Report) -> None:
-    """Report files that cannot be read, or whose first rows are not conversations."""
+    """Report files that cannot be read, or whose first rows are invalid."""
     files = (*config.data.train_data_paths, *config.data.val_data_paths)
     if any(path.endswith(".parquet") for path in files) and missing_modules(["pyarrow"]):
         report(_TRAIN, "missing-extra", "Parquet files need the package `pyarrow`", "run `pip install pyarrow`")
@@ -116,10 +116,10 @@ def _faults(config: ChatConfig) -> list[Fault]:
 
 
 def require_inputs(config: ChatConfig) -> None:
-    """Check all rows and the folder of the model, before anything is started, in a run on this machine alone.
+    """Check, before a run on this machine starts, all rows and the model's folder.
 
     Raises:
-        ConfigError: a row is not a conversation, or a folder cannot be used.
+        ConfigError: a row is not a conversation, or a folder is not usable.
     """
     if not runs_in_this_interpreter(config, "actor"):
         return

@@ -22,7 +22,7 @@ from rlinf_core.worker.worker_reference import WorkerReference
 
 
 class ChatRunner(Runner):
-    """Trains the actor on conversations, and evaluates its loss on others, if there are any.
+    """A runner that trains the actors on conversations, and evaluates the loss on others, if there are any.
 
     Args:
         cfg: the configuration of the job.
@@ -32,14 +32,14 @@ class ChatRunner(Runner):
 
     def __init__(self, cfg: ChatConfig, actor: WorkerGroup[ChatTraining], record: RunRecord | None = None) -> None:
         super().__init__(cfg, {"actor": actor}, record)
-        # A group forwards the calls of its workers' methods to all ranks.
+        # A worker group forwards method calls to all ranks, which its type does not show.
         self._actor = cast("Any", actor)
         self._settings = cfg.runner
         self._counts = ExampleCounts(0, 0)
 
     @property
     def last_step(self) -> int | None:
-        """The step after which the run ends; None: it has no end. An epoch is a pass over the examples."""
+        """The last step of the run, None without an end; an epoch is a pass over the examples."""
         limits: list[int] = [] if self.config.max_steps == NEVER else [self.config.max_steps]
         if self.config.max_epochs != NEVER and self._counts.training:
             limits.append(math.ceil(self.config.max_epochs * self._counts.training / self.cfg.actor.global_batch_size))
@@ -56,7 +56,7 @@ class ChatRunner(Runner):
             return mean_over_ranks(self._actor.learn(step, self.last_step).wait())
 
     def evaluate_policy(self, step: int) -> dict[str, float] | None:
-        """Return the loss on the conversations of evaluation, if there are any."""
+        """Return the loss on the evaluation conversations, if there are any."""
         if not self._counts.evaluation:
             return None
         self.record.emit(events.PhaseStarted(step, events.EVALUATE))
@@ -72,18 +72,18 @@ class ChatRunner(Runner):
         self._note()
 
     def read_checkpoint(self, folder: Path) -> None:
-        """Read what `write_checkpoint` wrote."""
+        """Load a checkpoint of `write_checkpoint`."""
         require_state(folder)
         self.weight_version = self._actor.load_checkpoint(str(folder)).wait()[0]
 
     def finish(self) -> None:
-        """Write the trained model as a folder that other programs load: `model` in the run folder."""
+        """Write the trained model to the folder `model` in the run folder, for other programs."""
         if self._settings.saves_model and not self._settings.only_eval:
             self._actor.save_model(str(self.record.folder.path / "model")).wait()
             self._note()
 
     def _note(self) -> None:
-        """Record what the actors have compared."""
+        """Record the actors' comparisons."""
         note_comparisons(self.record.folder.path, comparisons_of([self._actor]))
 
 
@@ -108,7 +108,7 @@ class ChatTraining(Comparing, Protocol):
     def save_model(self, folder: str, /) -> None: ...
 
 
-# Named and not imported: torch is for the workers.
+# Named, not imported, as only workers need torch.
 ACTOR = WorkerReference[ChatTraining]("recipes.sft_chat.chat_actor:ChatActor", ChatTraining, "actor")
 
 
@@ -116,14 +116,14 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
     """Train a language model on conversations as configured in `job`, and record the run in `folder`.
 
     Raises:
-        RLinfError: see `run_job`; and ConfigError: a row or the folder of the model cannot be used.
+        RLinfError: see `run_job`; also a ConfigError if a row or the model's folder is not usable.
     """
     require_inputs(cast("ChatConfig", job.config))
     run_job(job, folder, listener, launch)
 
 
 def launch(config: ChatConfig, cluster: Cluster, record: RunRecord) -> ChatRunner:
-    """Place and start the workers, and return the loop over them."""
+    """Place and start the workers, and return their runner."""
     placement = HybridComponentPlacement(config, cluster)
     actor = ACTOR.create_group(config)
     launch_together(cluster, {actor: placement.get_strategy("actor")})

@@ -1,4 +1,4 @@
-"""The file of recipe `sft_chat`: its sections and its defaults.
+"""The configuration of recipe `sft_chat`: its sections and defaults.
 
 The defaults build a Qwen2 of 0.3 M parameters, and teach it to answer sums in a chat.
 """
@@ -10,7 +10,14 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, model_validator
 
-from recipes.language.config.language_config import LanguageActorConfig, LanguageOptimConfig, ModelRunnerConfig
+from recipes.language.config.language_config import (
+    LanguageActorConfig,
+    LanguageOptimConfig,
+    ModelRunnerConfig,
+    adapts,
+    mapping,
+    with_default,
+)
 from recipes.language.config.language_no_effect import has_no_end, keeps_masters
 from recipes.sections.no_effect import checkpoints_of, of_one_rank, without_shards
 from recipes.sections.values import TestFiles, TrainFiles
@@ -19,7 +26,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.values import NonNegativeInt, PositiveFloat, StepsOrNever
 from rlinf_core.scalars import Bool, Data, Text
 
-# Learning rates by what is trained: all weights of a pretrained model, as in TRL; adapters; a model built from scratch.
+# Learning rates for all weights of a pretrained model (as in TRL), for adapters, and for a model built from scratch.
 WHOLE_RATE: Final = 2e-5
 ADAPTER_RATE: Final = 2e-4
 BUILT_RATE: Final = 2e-3
@@ -188,19 +195,14 @@ class ChatConfig(JobConfig):
     @model_validator(mode="before")
     @classmethod
     def _rate_by_what_is_trained(cls, written: Any) -> Any:
-        """Set the default learning rate by what is trained."""
+        """Set the default learning rate according to what is trained."""
         if not isinstance(written, Mapping):
             return written
         job = dict(cast("Mapping[str, Any]", written))
-        actor = _mapping(job.get("actor"))
-        model, optim = _mapping(actor.get("model")), actor.get("optim")
-        if (optim is None or isinstance(optim, Mapping)) and "lr" not in _mapping(optim):
-            adapts = bool(model.get("lora") or model.get("is_lora"))
-            rate = ADAPTER_RATE if adapts else BUILT_RATE if model.get("model_path") is None else WHOLE_RATE
-            job["actor"] = {**actor, "optim": {"lr": rate, **_mapping(optim)}}
+        actor = job.get("actor")
+        if isinstance(actor, dict | None):
+            model, optim = mapping(mapping(actor).get("model")), mapping(actor).get("optim")
+            # An empty text names no model.
+            rate = ADAPTER_RATE if adapts(model) else WHOLE_RATE if model.get("model_path") else BUILT_RATE
+            job["actor"] = {**mapping(actor), "optim": with_default(optim, "lr", rate)}
         return job
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping unchanged, and an empty one for any other value, which validation rejects."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

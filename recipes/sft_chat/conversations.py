@@ -1,4 +1,4 @@
-"""Conversations to learn from: rows of files, or generated ones."""
+"""Conversations to learn from, read from files or generated."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from rlinf_core.suggest import excerpt
 
 ASSISTANT: Final = "assistant"
 _WEIGHT: Final = "weight"
-# Keys by which other programs say whether a message is trained on.
+# Keys that other programs use to say whether a message is trained on.
 _MASKS: Final = ("train", "training", "loss")
-# Turns of a generated conversation at most, and how many of them evaluation takes.
+# The maximum turns of a generated conversation, and the number of generated conversations for evaluation.
 _MOST_SUMS: Final = 3
 _VAL_SUMS: Final = 100
-# Rows of a file that are read before a launch on another machine, or by `rlinf validate`.
+# The number of rows of a file that validation reads.
 FIRST_ROWS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRow:
-    """One row: messages, or texts.
+    """A row with messages or with texts.
 
     Attributes:
-        place: the place of the row, as in `FILE:12`.
-        messages: the messages in order; empty where the row has texts.
-        first: index of the first message that may be trained on; what stands before it is the prompt.
-        untrained: indices of the assistant's messages that are not trained on: those with `weight: 0`.
-        tools: functions that the chat template describes.
-        prompt, completion: texts.
+        place: the place of the row, such as `FILE:12`.
+        messages: the messages in order; empty if the row has texts.
+        first: the index of the first message that may be trained on; earlier messages are the prompt.
+        untrained: the indices of messages with `weight: 0`, which are not trained on.
+        tools: the functions for the chat template.
+        prompt, completion: the texts of the row.
     """
 
     place: str
@@ -48,7 +48,7 @@ class ChatRow:
 
 
 def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[ChatRow]:
-    """Return the conversations of training or of evaluation; those of evaluation may be empty.
+    """Return the conversations for training or for evaluation; there may be none for evaluation.
 
     Raises:
         ConfigError: a file cannot be read, or a row is not a conversation; it names file and line.
@@ -71,14 +71,14 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Chat
 
 
 def read_conversations(path: str, config: ChatDataConfig, most: int | None = None) -> Iterator[ChatRow]:
-    """Yield the conversations of a file, or of its first rows; raises as `load_conversations` does."""
+    """Yield the conversations of a file, or of its first `most` rows; raises as `load_conversations` does."""
     aligned = Path(path).suffix == ALIGNED_SUFFIX
     for place, row in located_rows(path, most):
         yield _conversation(_Row(place, row, aligned), config)
 
 
 def generated(config: ChatDataConfig, count: int, part: str) -> list[ChatRow]:
-    """Return conversations about sums of one digit, of one to three questions."""
+    """Return conversations of one to three questions about sums of one digit."""
     sums, rng = Sums(1), random.Random(f"chat {config.seed} {part}")
     made: list[ChatRow] = []
     for number in range(count):
@@ -90,14 +90,14 @@ def generated(config: ChatDataConfig, count: int, part: str) -> list[ChatRow]:
 
 
 class _Row(NamedTuple):
-    """A row of a file: its place, what it has, and whether its structs are aligned, see `read_messages`."""
+    """A row of a file: its place, its fields, and whether its structs are aligned, see `read_messages`."""
 
     place: str
     fields: Mapping[str, Any]
     aligned: bool
 
     def messages(self, key: str, value: object) -> tuple[Message, ...]:
-        """Return messages under a key."""
+        """Return the messages under a key."""
         return read_messages(value, self.place, key, aligned=self.aligned)
 
 
@@ -114,6 +114,7 @@ def _conversation(row: _Row, config: ChatDataConfig) -> ChatRow:
         text = fields[config.text_key]
         if not isinstance(text, str) or not text.strip():
             raise ConfigError(f"{place}: the text under `{config.text_key}` is empty or no text", help=_REMOVE)
+        _refuse_unread(row, ({"content": text},), config)
         return ChatRow(place=place, completion=text)
     known = ", ".join(f"`{name}`" for name in fields)
     help = "set `data.messages_key`, or `data.prompt_key` and `data.completion_key`"
@@ -128,10 +129,10 @@ def _conversation(row: _Row, config: ChatDataConfig) -> ChatRow:
 
 
 def _refuse_unread(row: _Row, messages: Sequence[Message], config: ChatDataConfig) -> None:
-    """Refuse columns that change what the model reads, and that are not read here.
+    """Refuse columns that should change the model's input, but are not read here.
 
     Raises:
-        ConfigError: the row has a system prompt that no message repeats, or arguments of the chat template of its own.
+        ConfigError: the row has a system prompt that no message contains, or its own chat template arguments.
     """
     for column in ("system", "system_prompt"):
         text = row.fields.get(column)
@@ -169,12 +170,17 @@ def _pair(row: _Row, tools: tuple[Mapping[str, Any], ...], config: ChatDataConfi
     if all(texts) and not after[0]["content"].strip():
         raise ConfigError(f"{row.place}: the completion is empty", help=_REMOVE)
     if all(texts) and not config.apply_chat_template:
+        if tools:
+            raise ConfigError(
+                f"{row.place}: `tools` are written by a chat template, and prompt and completion are texts",
+                help="write `data.apply_chat_template: true`, or remove `tools`",
+            )
         return ChatRow(place=row.place, prompt=before[0]["content"], completion=after[0]["content"])
     return _checked(ChatRow(place=row.place, messages=before + after, first=len(before), tools=tools))
 
 
 def _checked(conversation: ChatRow) -> ChatRow:
-    """Return a conversation with the weights of its messages taken out of them."""
+    """Return a conversation with the `weight` keys of its messages moved into `untrained`."""
     for number, message in enumerate(conversation.messages):
         if message["role"] == ASSISTANT and not message["content"].strip() and "tool_calls" not in message:
             raise ConfigError(f"{conversation.place}: message {number}, of the assistant, is empty", help=_REMOVE)
@@ -196,7 +202,7 @@ def _checked(conversation: ChatRow) -> ChatRow:
 
 
 def _weight(message: Mapping[str, Any], place: str, number: int) -> bool:
-    """Return whether a message is trained on, as far as its `weight` says: 0 or 1, as for OpenAI's fine-tuning."""
+    """Return whether a message is trained on by its `weight`, 0 or 1 as in OpenAI's fine-tuning."""
     weight = message.get(_WEIGHT, 1)
     if weight not in (0, 1):
         raise ConfigError(
@@ -214,14 +220,14 @@ def _weight(message: Mapping[str, Any], place: str, number: int) -> bool:
 
 
 def check_rows(config: ChatDataConfig, paths: Sequence[str], most: int | None = None) -> None:
-    """Read the rows of files, or the first of them; raises as `load_conversations` does."""
+    """Check the rows of files, or the first `most` of each; raises as `load_conversations` does."""
     for path in paths:
         for _ in read_conversations(path, config, most):
             pass
 
 
 def has_messages(path: str, config: ChatDataConfig) -> bool:
-    """Return whether one of the first rows of a file is messages, which a chat template writes; False without rows."""
+    """Return whether one of the first rows of a file has messages; False if the file cannot be read."""
     try:
         return any(row.messages for row in read_conversations(path, config, FIRST_ROWS))
     except ConfigError:

@@ -1,9 +1,8 @@
-"""Conversations as tokens, with the ones that are trained on.
+"""Tokenization of conversations, with masks of the trained tokens.
 
-What the model is to write in a turn is the difference of two texts of the chat template: the conversation up to that
-turn as a prompt, and the conversation with the turn. Nothing in the template has to mark it. Where a template writes an
-earlier turn otherwise once a later one follows, as those do that drop reasoning, a turn becomes a separate example,
-with the prompt that the model would be asked with.
+The text of a turn is the difference of two renderings: the conversation before the turn as a prompt, and the
+conversation with the turn. The template needs no marks of turns. If a template changes earlier turns when later ones
+follow, such as by dropping reasoning, a turn becomes a separate example with the prompt that the model would get.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +30,8 @@ from rlinf_core.runners.storage.first_contact import Difference
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Turns whose prompts are compared with what an engine would get.
+_OTHER_TEMPLATE: Final = "change the row, or use a tokenizer with another template"
+# The number of turns whose prompts are compared with those of an engine.
 COMPARED_TURNS: Final = 100
 
 
@@ -39,8 +39,8 @@ class ChatExample(NamedTuple):
     """A sequence of tokens.
 
     Attributes:
-        tokens: int32 [n].
-        trained: bool [n], which of them are trained on; never the first, which nothing predicts.
+        tokens: int32 [n], token ids.
+        trained: bool [n], whether a token is trained on; never the first, which nothing predicts.
     """
 
     tokens: Tensor
@@ -55,7 +55,7 @@ class ChatExample(NamedTuple):
 
 
 class _Turns(NamedTuple):
-    """A text with the ranges of its characters that the model is to write, and its last turn."""
+    """A text with the character ranges of the model's turns, and the message of the last one."""
 
     text: str
     ranges: list[tuple[int, int]]
@@ -64,13 +64,12 @@ class _Turns(NamedTuple):
 
 @dataclass
 class ExampleSet:
-    """Examples, and what became of the rows.
+    """Examples, with counts of the treatment of rows.
 
     Attributes:
         examples: the examples, in the order of the rows.
-        figures: `skipped` (rows longer than allowed), `truncated`, `split` (further examples of rows whose earlier
-            turns the template rewrites), and `endless` (turns after which the template writes no token that ends an
-            answer).
+        figures: counts: `rows` with examples, several where the template rewrites earlier turns; rows of which examples
+            are `skipped` for their length, or `truncated`; and `endless` turns, without an ending token.
     """
 
     examples: list[ChatExample] = field(default_factory=list[ChatExample])
@@ -78,17 +77,17 @@ class ExampleSet:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each example."""
+        """Number of tokens of each example."""
         return [len(example.tokens) for example in self.examples]
 
 
 class ExampleWriter:
-    """Writes conversations as examples.
+    """A writer of conversations as examples.
 
     Args:
         tokenizer: the tokenizer of the model.
         stops: tokens that end an answer.
-        longest: most tokens of an example.
+        longest: the maximum tokens of an example.
         loss_on: `completions` or `all`.
         overlong: `skip` or `truncate`.
         arguments: the arguments of the chat template.
@@ -112,14 +111,14 @@ class ExampleWriter:
         self._truncates = overlong == "truncate"
         self._arguments = dict(arguments or {})
         self._template: ChatTemplate | None = None
-        # What follows a turn without, and with, calls of functions.
+        # The tokens after a turn, by whether it has calls.
         self._followers: dict[bool, list[int]] = {}
 
     def write(self, conversations: Iterable[ChatRow]) -> ExampleSet:
         """Return the examples of conversations.
 
         Raises:
-            ConfigError: the chat template drops or refuses a message; it names the row. Or no row is left.
+            ConfigError: the chat template drops or refuses a message of a named row, or no row is left.
         """
         written = ExampleSet()
         for conversation in conversations:
@@ -127,9 +126,7 @@ class ExampleWriter:
                 examples = self._of_messages(conversation, written.figures)
             else:
                 examples = [self._of_texts(conversation)]
-            written.figures["split"] += len(examples) - 1
-            for example in examples:
-                self._add(example, written)
+            written.figures.update({count for example in examples for count in self._added(example, written)})
         if not written.examples and written.figures["skipped"]:
             raise ConfigError(
                 f"every row has more than {self._longest} tokens, or nothing to learn from within them",
@@ -137,21 +134,28 @@ class ExampleWriter:
             )
         return written
 
-    def _add(self, example: ChatExample, written: ExampleSet) -> None:
-        if len(example.tokens) > self._longest:
-            cut = ChatExample(example.tokens[: self._longest], example.trained[: self._longest])
-            if not self._truncates or not bool(cut.trained.any()):
-                written.figures["skipped"] += 1
-                return
-            written.figures["truncated"] += 1
-            example = cut
-        written.examples.append(example)
+    def _added(self, example: ChatExample, written: ExampleSet) -> set[str]:
+        """Add an example, unless it is too long, and return the counts that its row belongs to."""
+        if len(example.tokens) <= self._longest:
+            written.examples.append(example)
+            return {"rows"}
+        cut = ChatExample(example.tokens[: self._longest], example.trained[: self._longest])
+        if not self._truncates or not bool(cut.trained.any()):
+            return {"skipped"}
+        written.examples.append(cut)
+        return {"rows", "truncated"}
 
     def _of_texts(self, conversation: ChatRow) -> ChatExample:
-        """Return a prompt with its completion, or a text, followed by the end of the answer."""
-        before, behind = self._texts.around
+        """Return the example of a prompt with its completion, or of a text, followed by the end of the answer.
+
+        Special tokens that the texts have already are not added again.
+        """
+        before, behind = map(list, self._texts.around)
         prompt, completion = self._texts.parts([conversation.prompt, conversation.completion])
-        prompt, completion = [*before, *prompt], [*completion, *behind]
+        if (prompt or completion)[: len(before)] != before:
+            prompt = before + prompt
+        if completion[len(completion) - len(behind) :] != behind:
+            completion = completion + behind
         end = self._tokenizer.eos_token_id
         if end is not None and completion[-1:] != [end]:
             completion.append(end)
@@ -183,16 +187,17 @@ class ExampleWriter:
         """The chat template.
 
         Raises:
-            ConfigError: the tokenizer has none that can be used.
+            ConfigError: the tokenizer has no usable template.
         """
         if self._template is None:
             self._template = ChatTemplate(self._tokenizer, self._arguments)
         return self._template
 
     def _turns(self, template: ChatTemplate, conversation: ChatRow) -> list[_Turns]:
-        """Return the texts of a conversation's examples, most often one, with what the model is to write in each."""
+        """Return the texts of a conversation's examples, usually one, with the ranges of the model's turns."""
         messages, tools, place = conversation.messages, conversation.tools, conversation.place
         parts: list[_Turns] = []
+        template.check_roles(messages)
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT or number < conversation.first or number in conversation.untrained:
                 continue
@@ -204,12 +209,21 @@ class ExampleWriter:
                     why=f"the prompt ends with {_end(before)}, and the conversation has {_behind(after, before)}",
                     help="set arguments in `data.chat_template_kwargs`, or use a tokenizer with another template",
                 )
-            if message["content"].strip() not in after[len(before) :]:
+            said = after[len(before) :]
+            # A template may trim a turn, or write a thought's marks on lines of their own.
+            if "".join(message["content"].split()) not in "".join(said.split()):
                 raise ConfigError(
                     f"{place}: the chat template drops text of message {number}, of the assistant",
-                    why=f"it writes {_end(after[len(before) :])}",
-                    help="change the row, or use a tokenizer with another template",
+                    why=f"it writes {_end(said)}",
+                    help=_OTHER_TEMPLATE,
                 )
+            for entries, text, what in ((tools, before, "`tools`"), (message.get("tool_calls", ()), said, "a call")):
+                unwritten = next((name for name in map(_name, entries) if name not in text), None)
+                if unwritten is not None:
+                    raise ConfigError(
+                        f"{place}: the chat template drops the function `{unwritten}` of {what}, at message {number}",
+                        help=_OTHER_TEMPLATE,
+                    )
             turn = (len(before), len(after))
             if parts and before.startswith(parts[-1].text):
                 parts[-1] = _Turns(after, [*parts[-1].ranges, turn], message)
@@ -218,10 +232,9 @@ class ExampleWriter:
         return parts
 
     def _tokens(self, turns: _Turns, figures: Counter[str]) -> ChatExample:
-        """Return the tokens of a text; a turn is trained on up to the token that ends the answer.
+        """Return the example of a text; a turn is trained on up to the token that ends the answer.
 
-        In some templates that is the mark of the next message, which an engine stops at; the last turn gets the one
-        that would follow it.
+        In some templates, that token is the mark of the next message; the last turn gets the mark that would follow it.
         """
         pieces = self._pieces(turns)
         tokens: list[int] = []
@@ -243,7 +256,7 @@ class ExampleWriter:
         return ChatExample.of(tokens, trained)
 
     def _ending(self, following: Sequence[int]) -> int:
-        """Return how many of the tokens after a turn are those that end it: blanks, and a stop token."""
+        """Return how many of the tokens after a turn end it: blanks, and a stop token."""
         for place, token in enumerate(following):
             if token in self._stops:
                 return place + 1
@@ -252,7 +265,7 @@ class ExampleWriter:
         return 0
 
     def _following(self, calls: bool) -> list[int]:
-        """Return the tokens that the template writes after a turn when a message follows it: a result, or a user's."""
+        """Return the tokens that the template writes after a turn if a tool result or user message follows."""
         if calls not in self._followers:
             call: dict[str, Any] = {
                 "id": "probeid00",
@@ -271,13 +284,13 @@ class ExampleWriter:
         return self._followers[calls]
 
     def _pieces(self, turns: _Turns) -> list[tuple[list[int], bool]]:
-        """Return the tokens of a text in pieces, each with whether the model is to write it."""
+        """Return the tokens of a text in pieces, each with whether it is a model's turn."""
         borders = [0, *chain.from_iterable(turns.ranges), len(turns.text)]
         pieces = self._texts.parts([turns.text[start:end] for start, end in pairwise(borders)])
         return [(piece, bool(number % 2)) for number, piece in enumerate(pieces)]
 
     def compare_prompts(self, conversations: Iterable[ChatRow]) -> Difference | None:
-        """Compare what stands before turns with the tokens of their prompts, as an engine would get them."""
+        """Compare the tokens before turns with the prompts that an engine would get."""
         turns = same = 0
         for conversation in conversations:
             if not conversation.messages or turns >= COMPARED_TURNS:
@@ -294,12 +307,18 @@ class ExampleWriter:
         return Difference(note=note, agrees=same == turns)
 
 
+def _name(entry: Mapping[str, Any]) -> str:
+    """Return the name of a function, or of a call of one, which may be nested under `function`."""
+    inner: object = entry.get("function", entry)
+    return str(cast("dict[str, Any]", inner).get("name", "")) if isinstance(inner, dict) else ""
+
+
 def _end(text: str, longest: int = 30) -> str:
     return repr(text if len(text) <= longest else f"...{text[-longest:]}")
 
 
 def _behind(after: str, before: str) -> str:
-    """Return what a conversation has where it stops being like a prompt."""
+    """Return the text of a conversation from where it differs from a prompt."""
     same = next((place for place, pair in enumerate(zip(after, before, strict=False)) if pair[0] != pair[1]), 0)
     return repr(after[same : same + 30])
 
@@ -307,15 +326,15 @@ def _behind(after: str, before: str) -> str:
 def pack_examples(
     examples: Sequence[ChatExample], device: torch.device | str = "cpu", *, masks: bool = True
 ) -> PackedRows:
-    """Lay examples into rows, whose targets are the tokens that are trained on.
+    """Pack examples into rows whose targets are the trained tokens.
 
-    The last token of an example predicts nothing and is left out. Without examples there is a token without targets, so
-    that a rank computes as many passes as the others.
+    The last token of an example predicts nothing and is left out. Without examples, a dummy token without targets keeps
+    ranks in step.
 
     Args:
         examples: the examples.
         device: the device of the result.
-        masks: whether the model takes rows with a mask, see `RowLayout`.
+        masks: whether the model accepts rows with a mask, see `RowLayout`.
     """
     shown = [example for example in examples if len(example.tokens) > 1]
     nothing = torch.zeros(0, dtype=torch.int64)
@@ -329,16 +348,16 @@ def pack_examples(
 def micro_batches(
     lengths: Sequence[int], chosen: Sequence[int], world_size: int, rank: int, max_tokens: int, *, masks: bool
 ) -> list[list[int]]:
-    """Return the micro-batches of a rank's share of a batch, by the numbers of examples; some are empty.
+    """Return the micro-batches of a rank's share of a batch, as numbers of examples; some may be empty.
 
-    Shares have about as many tokens, and every rank has as many micro-batches: ranks compute that without a message.
+    Ranks get about equally many tokens and equally many micro-batches, without any communication.
 
     Args:
-        lengths: tokens of all examples.
-        chosen: the batch of all ranks together.
+        lengths: the number of tokens of each example.
+        chosen: the batch of all ranks, as numbers of examples.
         world_size, rank: the number of ranks, and the rank of this process.
         max_tokens: the maximum tokens of a micro-batch; a longer example forms its own.
-        masks: whether the model takes rows with a mask.
+        masks: whether the model accepts rows with a mask.
     """
     costs = [lengths[number] for number in chosen]
     shares = balanced(costs, world_size)

@@ -1,7 +1,7 @@
-"""Arrays of numpy: their type where the dtype does not matter, files of them, and detection of non-finite values.
+"""numpy arrays: a type for any dtype, npz files, and detection of non-finite values.
 
-numpy only: interpreters of environments need no torch. A tensor is tested with `torch.isfinite` by its owner, who then
-raises `NonFiniteError`.
+Imports numpy only: interpreters of environments need no torch. Owners of tensors test them with `torch.isfinite` and
+raise `NonFiniteError`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Array: TypeAlias = NDArray[Any]
 
 
 def read_arrays(file: bytes | str | os.PathLike[str]) -> dict[str, Array]:
-    """Return the arrays of an npz file by name, once what they claim is added up.
+    """Return the arrays of an npz file by name, after checking their claimed sizes against a budget.
 
     Args:
         file: the path of a file, or its bytes.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError, zipfile.BadZipFile: it is no such file, claims more than its budget, or holds Python's objects.
+        OSError: the file cannot be read. ValueError, zipfile.BadZipFile: the file is not an npz file, claims more than
+            its budget, or holds Python objects.
     """
     with io.BytesIO(file) if isinstance(file, bytes) else open_regular(file) as opened:
         return _arrays(opened)
@@ -48,7 +48,7 @@ def _arrays(opened: IO[bytes]) -> dict[str, Array]:
             raise ValueError(f"an array claims more than its file holds: {error}") from None
 
 
-# Advice for every tensor of the training that is not finite.
+# Advice for any non-finite tensor in training.
 REMEDY = (
     "lower `actor.optim.lr` or `actor.optim.clip_grad`; a checkpoint saved before this step is unaffected:"
     " `runner.resume_dir=auto` resumes from the newest; `runner.on_nonfinite=skip` skips such updates"
@@ -62,10 +62,10 @@ class NonFiniteError(RLinfError):
     """A tensor of the training data or of the optimization holds a NaN or an infinity.
 
     Args:
-        tensor: what it is, as in `reward`, `observation states`, `train/actor/policy_loss`.
-        value: one of its values that are not finite.
+        tensor: the name of the tensor, as in `reward`, `observation states`, `train/actor/policy_loss`.
+        value: one of its non-finite values.
         where: the step and the place, as in `step 12, environment 3` or `step 12, ActorGroup:0`.
-        help: what the reader can do.
+        help: the remedy.
     """
 
     code = "not-finite"
@@ -76,7 +76,7 @@ class NonFiniteError(RLinfError):
 
 
 def nonfinite_rows(values: Array) -> NDArray[np.bool_]:
-    """Return which rows of an array hold a NaN or an infinity.
+    """Return a mask of the rows of an array that hold a NaN or an infinity.
 
     Args:
         values: [B, ...]; integers and booleans are always finite.
@@ -93,6 +93,6 @@ def all_finite(values: Array) -> bool:
     """Return whether an array holds no NaN and no infinity; integers, booleans and texts hold none."""
     if values.dtype.kind != "f":
         return True
-    # One pass over small arrays of every step: a sum of squares is finite only where all numbers are. It may be too
-    # large for its type where they are.
+    # One pass, for small arrays of every step: a sum of squares is finite only if all numbers are. It may overflow
+    # although they are.
     return isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())

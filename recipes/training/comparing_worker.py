@@ -1,4 +1,4 @@
-"""Workers that compare what comes from outside, and how a runner takes their results."""
+"""Workers that check data from outside, and how a runner collects their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ComparingWorker(Worker):
         return FirstContact(self.config_section or "", skips=getattr(self._config.runner, "skip_checks", False))
 
     def compared(self) -> list[ContactCheck]:
-        """Return what was compared since this was asked last."""
+        """Return the comparisons since the last call."""
         return self._contact.take()
 
 
@@ -32,7 +32,7 @@ class Comparing(Protocol):
 
 
 def comparisons_of(groups: Iterable[Any]) -> list[ContactCheck]:
-    """Return what the workers of groups have compared since they were asked last; some groups never compare."""
+    """Return the comparisons that the workers of groups have made since the last call; some groups never compare."""
     asked = [group.compared() for group in groups if hasattr(group, "compared")]
     by_group: list[list[list[ContactCheck]]] = wait_together(*asked)
     return [check for ranks in by_group for checks in ranks for check in checks]

@@ -1,4 +1,4 @@
-"""Memory of the host that a process has freed. Imports no torch."""
+"""Freed host memory of a process: kept for reuse, or returned to the system. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from contextlib import suppress
 from typing import Final
 
-# Bytes of the largest freed block that is kept: the most that glibc's mallopt(3) takes.
+# The largest freed block that is kept, in bytes: the maximum of glibc's mallopt(3).
 LARGEST_KEPT: Final = 32 * 2**20
 # Parameters of mallopt(3).
 _TRIM_THRESHOLD: Final = -1
@@ -15,10 +15,10 @@ _NEVER: Final = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep freed blocks of up to 32 MiB for its next ones, instead of giving them to the system.
+    """Have this process keep freed blocks of up to 32 MiB for reuse, instead of returning them to the system.
 
-    Layers that compute on the host, and batches of images, take and free the same megabytes again and again. The system
-    clears their pages each time, which costs as much as a tenth of a training step. Without glibc nothing is done.
+    Layers that compute on the host, and batches of images, allocate and free the same megabytes again and again. The
+    system clears their pages each time, which costs up to a tenth of a training step. Without glibc nothing is done.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -27,10 +27,10 @@ def keep_freed_memory() -> None:
 
 
 def release_host_memory() -> None:
-    """Give freed memory of this process back to the system.
+    """Return freed memory of this process to the system.
 
-    The allocator of glibc keeps blocks of up to 32 MiB for later: after a training step that can be as much again as
-    the weights. On other systems nothing is done.
+    glibc's allocator keeps freed blocks of up to 32 MiB: after a training step these can take as much as the weights.
+    Without glibc nothing is done.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,13 +1,14 @@
-"""Models and tokenizers of transformers: loaded from folders without running their code, with adapters of peft.
+"""Models and tokenizers of transformers, loaded from folders without running their code, with peft's adapters.
 
-Shared by recipes of language models and of policies that contain one.
+Shared by recipes of language models and by policies that contain one.
 """
 
-# transformers and peft have few types.
+# transformers and peft are largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
 # Keys of config.json that may name a repository, from which transformers would fetch compiled code.
 _IMPLEMENTATIONS: Final = tuple(f"{mark}{part}_implementation" for mark in ("", "_") for part in ("attn", "experts"))
 
-# What models return; transformers tests any value for truth, or compares it.
+# Flags of a model's outputs; transformers tests any value for truth, or compares it.
 _FLAGS: Final = ("output_hidden_states", "output_attentions", "return_dict", "use_cache")
-# The most that numbers of a configuration may be, by their names; the first that fits counts. Layers are made one by
-# one, and weights of other sizes, before anything compares them with those of the folder.
+# Upper bounds of numbers in a configuration, by name; the first match counts. Without them, layers are made one by one,
+# and weights in other sizes, before anything compares them with the weights in the folder.
 _MOST: Final = (
     (re.compile(r".*(dropout|layerdrop|pdrop|drop_path).*"), 1),
     (re.compile(r"(.*_)?(layers|depth)"), 10_000),
@@ -51,18 +52,26 @@ _MOST: Final = (
     (re.compile(r"(?!.*window)(.*_)?(size|dim|width|heads)"), 1 << 20),
 )
 _TARGETS: Final = "name linear layers in `lora.target_modules`, such as q_proj, or leave it out for all of them"
-# Characters of a reason that another library gives: some quote what they read.
+# The most characters of another library's error message that are shown: some quote the file.
 _MOST_REASON: Final = 300
+
+
+def cache_name(forward: Callable[..., object]) -> str:
+    """Return the name of a model's cache, as an argument of its `forward` and in the output.
+
+    transformers 5.24 renamed `past_key_values` to `cache`, and takes the former name until 5.40, with a warning.
+    """
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 def require_transformers() -> None:
     """Check that transformers can be imported.
 
     Raises:
-        ConfigError: it is not installed in this interpreter, has a version that rlinf does not work with, or refuses
-            another package beside it.
+        ConfigError: transformers is not installed in this interpreter, has an unsupported version, or refuses another
+            installed package.
     """
-    # Models are folders; a library asks no hub about them.
+    # Models are folders: no library may ask the hub about them.
     stay_offline()
     try:
         from transformers.utils import logging
@@ -79,15 +88,15 @@ def require_transformers() -> None:
     from transformers import dynamic_module_utils
 
     logging.disable_progress_bar()
-    # Without an explicit setting, transformers would prompt whether to run code of the folder: it must not run.
+    # Without this setting, transformers would ask whether to run code of the folder, which must not run.
     cast("Any", dynamic_module_utils).TIME_OUT_REMOTE_CODE = 0
 
 
 def refuse_settings(folder: str) -> None:
-    """Reject a model whose configuration refers to remote code, or has a setting that transformers would not judge.
+    """Refuse a model whose configuration refers to remote code, or has an invalid setting that transformers accepts.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the configuration does so.
     """
     for key, value in _settings_of(folder):
         names: list[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
@@ -109,7 +118,7 @@ def refuse_settings(folder: str) -> None:
 
 
 def _wanted(key: str, value: Any) -> str | None:
-    """Return what a setting should be; None where it may be that, or nothing is known of it."""
+    """Return the values that a setting may have; None if its value is valid, or nothing is known about it."""
     if key in _FLAGS:
         return None if isinstance(value, bool | None) else "true or false"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -121,11 +130,11 @@ def _wanted(key: str, value: Any) -> str | None:
 
 
 def _settings_of(folder: str) -> Iterator[tuple[str, Any]]:
-    """Yield names and values in a model's configuration, those within others included; none if it cannot be read."""
+    """Yield names and values in a model's configuration, nested ones included; none if it cannot be read."""
     try:
         pending: list[Any] = [json.loads(read_bounded(Path(folder) / SETTINGS))]
     except (OSError, ValueError, RecursionError):
-        # Its next reader says so.
+        # The next reader of the file reports the error.
         return
     while pending:
         part = pending.pop()
@@ -140,14 +149,14 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer in a folder. No code of the folder is run.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: the tokenizer does not exist.
     """
     require_transformers()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     check_folder(folder)
-    # Models of type qwen2 get its own tokenizer from `AutoTokenizer`, even where the folder says that another one was
-    # saved, which then drops what its vocabulary has in no bytes.
+    # For type qwen2 `AutoTokenizer` always returns the type's own tokenizer, even if the folder declares another one.
+    # That tokenizer then drops entries of the vocabulary that are not byte-level.
     declared = read_object(Path(folder) / "tokenizer_config.json").get("tokenizer_class")
     kind = PreTrainedTokenizerFast if declared == "TokenizersBackend" else AutoTokenizer
     try:
@@ -161,10 +170,10 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
 
 
 def config_of(kind: Any, folder: str) -> Any:
-    """Return the configuration, of `kind` of transformers, of the model in a folder.
+    """Return the configuration of the model in a folder, loaded by `kind`, a class of transformers.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: the folder does not exist.
     """
     refuse_settings(folder)
     with judging_model(folder):
@@ -178,12 +187,12 @@ def load_pretrained(
 
     Args:
         loader: a class with `from_pretrained`, such as `AutoModelForCausalLM`.
-        folder: the folder, as `save_pretrained` writes one, with weights as safetensors.
+        folder: the folder, as `save_pretrained` writes it, with weights in safetensors files.
         dtype: the type of the weights.
-        trust_remote_code: run code that lies in the folder, where the model's class is defined there.
+        trust_remote_code: whether to run code in the folder if it defines the model's class.
 
     Raises:
-        ConfigError: it does not exist, or its weights are missing, some or all of them, or not finite.
+        ConfigError: the folder does not exist, or some weights are missing or not finite.
     """
     require_transformers()
     check_folder(folder)
@@ -203,7 +212,7 @@ def load_pretrained(
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
-    # transformers initializes missing weights randomly and only warns: such a model acts at random.
+    # transformers only warns about missing weights and initializes them randomly: the model would act at random.
     missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
@@ -218,16 +227,16 @@ def load_pretrained(
 
 @contextmanager
 def judging_model(folder: str | None) -> Generator[None, None, None]:
-    """Report any exception of another library as a failure to load the model in a folder; None: no folder.
+    """Report other libraries' exceptions in this block as failures to load the model in a folder; None: no folder.
 
     Raises:
-        ConfigError: it raises anything.
+        ConfigError: the block raises such an exception.
     """
     try:
         yield
     except (ConfigError, MemoryError):
         raise
-    except Exception as error:  # each class of configurations and models judges values by itself
+    except Exception as error:  # each class of configurations and models validates values in its own way
         if folder is None:
             raise
         raise ConfigError(
@@ -241,7 +250,7 @@ def check_folder(folder: str) -> None:
     """Check that a model folder exists and holds only files.
 
     Raises:
-        ConfigError: it does not exist, or has a pipe, a socket or a device in it.
+        ConfigError: the folder does not exist, or contains a pipe, a socket or a device.
     """
     ensure_here(folder)
     if not os.path.isdir(folder):
@@ -267,11 +276,11 @@ def first_line(error: BaseException) -> str:
 
 
 def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | None = "CAUSAL_LM") -> PeftModel:
-    """Return the model with low-rank adapters, which alone are trained.
+    """Return the model with low-rank adapters; only the adapters are trained.
 
     Raises:
-        ConfigError: peft is not installed, the model lacks one of the layers, or the trained weights of one could not
-            be written.
+        ConfigError: peft is not installed, the model lacks a target layer, or an adapter could not be merged for
+            writing.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -291,11 +300,11 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
         r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type=cast("Any", task_type)
     )
     try:
-        # Adapters are made where the layers are that they are added to, with first values.
+        # peft places an adapter, with initial values, on the device of its layer.
         with warnings.catch_warnings(), seemingly_on_host(model):
             # peft reads an attribute that transformers has renamed; users cannot act on the warning.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            # Such a layer is refused below.
+            # A tied layer is refused below.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
             adapted = cast("PeftModel", get_peft_model(model, settings))
     except ValueError as error:
@@ -309,7 +318,7 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
 def _linear_layers(model: nn.Module) -> list[str]:
     """Return the names of all linear layers of a model except its output layer.
 
-    What peft takes for all of them are also routers and experts, whose adapters no engine takes.
+    peft's own `all-linear` includes routers and experts, whose adapters no engine supports.
     """
     output = cast("Callable[[], nn.Module | None] | None", getattr(model, "get_output_embeddings", None))
     head = None if output is None else output()
@@ -318,7 +327,7 @@ def _linear_layers(model: nn.Module) -> list[str]:
 
 
 def _unmergeable(model: PeftModel) -> str | None:
-    """Return why an adapter of a language model cannot be merged into the weights that engines and files take."""
+    """Return why an adapter of a language model cannot be merged into the weights for engines and files."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     causal = model.get_base_model()
@@ -337,10 +346,10 @@ def _unmergeable(model: PeftModel) -> str | None:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Generator[None, None, None]:
-    """Let a model of `with_lora` compute without its adapters in here.
+    """Let a model of `with_lora` compute without its adapters in this block.
 
-    `disable_adapter` of peft also says that adapters need no gradients, and FSDP2 takes the type of gradients from the
-    weights that need any at its first pass.
+    Unlike peft's `disable_adapter`, this leaves `requires_grad` of the adapters unchanged: FSDP2 takes the type of
+    gradients from the weights that require any at its first pass.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -355,7 +364,7 @@ def without_adapters(model: nn.Module) -> Generator[None, None, None]:
 
 
 def transformer_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers of all models of transformers in a module, in the order in which it has them."""
+    """Return the layers of all transformers models in a module, in the module's order."""
     library = sys.modules.get("transformers.modeling_layers")
     if library is None:
         return []
@@ -368,14 +377,14 @@ def transformer_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:
-    """Let layers compute their activations again in the backward pass instead of keeping them.
+    """Have layers recompute their activations in the backward pass instead of keeping them.
 
     Args:
-        layers: the layers of transformers.
-        model: its name, for the message.
+        layers: layers of a transformers model.
+        model: the name of the model, for the message.
 
     Raises:
-        ConfigError: the model's layers cannot.
+        ConfigError: the model's layers do not support it.
     """
     for layer in layers:
         if not hasattr(layer, "gradient_checkpointing"):
@@ -386,5 +395,5 @@ def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:
         settable = cast("Any", layer)
         settable.gradient_checkpointing = True
         settable._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-        # Transformers asks the layer alone; what is in it stays in evaluation mode.
+        # transformers tests only the layer's own flag; its parts stay in evaluation mode.
         layer.training = True

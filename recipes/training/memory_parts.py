@@ -1,4 +1,4 @@
-"""Arithmetic on a model that was made on torch's meta device, with shapes and no memory: parameters and layers."""
+"""Arithmetic on models on torch's meta device, which have shapes but no memory: parameters and layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from recipes.sections.actor import FsdpConfig
 
-# Numbers that a pass which learns holds for each number that a linear layer or a convolution puts out. A plain layer
-# has its output, one nonlinearity and gradients; in a block of a transformer come norms, rotated keys and the sum of
-# the residual. FORWARD: the same without learning, for the largest layer alone. Measured: `bench_memory.py`. On an
-# accelerator kernels for packed rows and compiled ones keep less of a block: `on_gpu.py`.
+# Numbers that a learning pass holds for each output number of a linear layer or a convolution. A plain layer holds its
+# output, one nonlinearity and gradients; a transformer block adds norms, rotated keys and the residual sum. FORWARD:
+# the same without learning, for the largest layer alone. Measured by `bench_memory.py`. On an accelerator, kernels for
+# packed rows and compiled kernels keep less of a block: `on_gpu.py`.
 PLAIN: Final = 2.2
 BLOCK: Final = 2.6
 BLOCK_ON_ACCELERATOR: Final = 2.15
@@ -23,14 +23,15 @@ _BLOCK_NAME: Final = re.compile(r"^(.*\.(?:layers|h|blocks)\.\d+)\.")
 
 
 def parameter_bytes(parameters: Iterable[Tensor], *, width: int | None = None) -> int:
-    """Return the bytes of tensors, in their own type or with `width` bytes a number; one that is shared counts once."""
+    """Return the bytes of tensors, in their own type or with `width` bytes per number; shared tensors count once."""
     unlike = {id(weight): weight for weight in parameters}.values()
     return sum(weight.numel() * (width or weight.element_size()) for weight in unlike)
 
 
 def computing_layers(model: nn.Module) -> Iterator[tuple[str, str | None, nn.Linear | nn.Conv2d]]:
-    """Yield linear layers and convolutions, apart from adapters and the matrix of logits: the name of each, and that of
-    the transformer's block that it is in; None: in none.
+    """Yield the linear layers and convolutions, except adapters and the output layer of logits: the name of each, the
+    name
+    of its transformer block (None: in no block), and the layer.
     """
     for name, layer in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
         if isinstance(layer, nn.Linear | nn.Conv2d) and ".lora_" not in name and not name.endswith("lm_head"):
@@ -49,12 +50,12 @@ def block_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def held_in_blocks(
     outputs: Counter[str], inputs: Counter[str], *, checkpointing: bool, per_output: float = BLOCK
 ) -> float:
-    """Return the numbers that blocks of a transformer hold in a pass which learns.
+    """Return how many numbers transformer blocks hold in a learning pass.
 
     Args:
-        outputs, inputs: numbers that the layers of each block put out, and that the block takes.
-        checkpointing: activations of a block are computed again from its input.
-        per_output: numbers held for each that a layer of a block puts out.
+        outputs, inputs: the numbers that the layers of each block output, and that the block reads.
+        checkpointing: whether activations of a block are recomputed from its input.
+        per_output: the numbers held for each output number of a layer.
     """
     if checkpointing:
         return per_output * max(outputs.values(), default=0) + inputs.total()
@@ -62,8 +63,8 @@ def held_in_blocks(
 
 
 _MIB: Final = 2**20
-# What a worker holds before it holds anything of a job, measured on Linux with the CPU build of torch: the interpreter
-# with Ray and its connections; what torch, its training and transformers add to it.
+# Memory of a worker before it holds anything of a job, measured on Linux with the CPU build of torch: the interpreter
+# with Ray and its connections; then what torch, its training parts and transformers add.
 WORKER: Final = 132 * _MIB
 TORCH: Final = 186 * _MIB
 TRAINING: Final = 16 * _MIB
@@ -75,8 +76,9 @@ _MOMENTS: Final = {"fp32": 2.0, "bf16": 1.0, "int8": 0.5 + 3 / 256}
 def shard_parts(
     weights: int, trained: int, fsdp: FsdpConfig, count: int, *, state_dtype: str = "fp32"
 ) -> dict[str, int]:
-    """Return what one of `count` training workers holds: its shards of all weights and of the trained ones, in float32,
-    with gradients and AdamW's two moments in `optim.state_dtype`. `cpu_offload` keeps them on the host.
+    """Return the bytes that one of `count` training workers holds: its shards of float32 weights and, of the trained
+    ones,
+    of gradients and of AdamW's two moments in `optim.state_dtype`. `cpu_offload` keeps all of these on the host.
     """
     shards = 1 if fsdp.sharding_strategy == "no_shard" else count
     moments = int(trained * _MOMENTS[state_dtype])

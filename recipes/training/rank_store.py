@@ -1,7 +1,7 @@
-"""The store by which the ranks of a group find each other, and the network interface that they use then.
+"""The store through which the ranks of a group meet, and the network interface of their process group.
 
-Torch's own store listens at every address and asks nobody for a proof. This one is in the job's manager, which each
-rank reaches over the data plane.
+Torch's own store listens on every address without authentication. This store is in the job's manager, which each rank
+reaches over the data plane.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rlinf_core.supervision.client import ManagerClient, current_client
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACE: Final = "lo"
 _SIOCGIFADDR: Final = 0x8915
-# Torch's groups hold the C++ half of a store alone, which calls nobody once the Python half is gone.
+# Torch's groups hold only the C++ half of a store, which cannot call back once the Python half is collected.
 _opened: list[Store] = []
 
 
 def open_rank_store(world_size: int, seconds: float) -> Store:
-    """Return the store in which the ranks of this process's group meet; nobody else reaches it.
+    """Return the store in which the ranks of this process's group meet; no other process can reach it.
 
-    Without a job it is a file of this user, for ranks that one process has started on one machine.
+    Without a job the store is a file of this user, for ranks that one process starts on one machine.
 
     Args:
         world_size: number of ranks.
@@ -62,20 +62,20 @@ def bind_gloo(store: Store, rank: int, world_size: int) -> None:
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the interface with this IPv4 address; None where no interface has it, as behind NAT."""
+    """Return the interface with this IPv4 address; None if no interface has it, as behind NAT."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:
-                continue  # it has no IPv4 address
+                continue  # an interface without an IPv4 address
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
 
 
 class RankStore(Store):
-    """The store of the group that this process is a rank of. Torch calls it, from any thread.
+    """The store of this process's group. Torch calls it from any thread.
 
     Args:
         client: the connection to the job's manager.
@@ -92,12 +92,12 @@ class RankStore(Store):
         self._write(key, value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:
-        """Return a value, once it is there."""
+        """Return a value, waiting until it is stored."""
         (value,) = self._wait_for([key], self._seconds)
         return value
 
     def add(self, key: str, value: int) -> int:
-        """Add to a number; return the sum."""
+        """Add `value` to a number, and return the sum."""
         return int(self._write(key, value) or 0)
 
     def check(self, keys: list[str]) -> bool:
@@ -108,14 +108,14 @@ class RankStore(Store):
         """Return once all keys have values."""
         self._wait_for(keys, self._seconds if timeout is None else timeout.total_seconds())
 
-    # Names of torch's C++ code, which calls them.
+    # torch's C++ code calls methods of these names.
 
     def deleteKey(self, key: str) -> bool:  # noqa: N802
         """Remove a value; return whether there was one."""
         return self._write(key, None) is not None
 
     def clone(self) -> RankStore:
-        """Return a store for another thread: this one serves all."""
+        """Return this store, which any thread can use."""
         return self
 
     def _write(self, key: str, value: bytes | int | None) -> bytes | None:
@@ -125,7 +125,7 @@ class RankStore(Store):
         try:
             values = self._client.read_store(keys, seconds, wait=True)
         except CommunicationTimeoutError:
-            # Torch's barriers wait in short steps, and know no other error as the end of one.
+            # Torch's barriers wait in short steps, and take only this error as the end of a step.
             raise DistStoreError(
                 f"`{self._client.me}` has waited {seconds:g} s for another rank of its group to store {', '.join(keys)}"
             ) from None

@@ -1,6 +1,6 @@
 """Parallel strategies of training: one process, replicas, or shards (FSDP2).
 
-torch's modules of shards take a second to import, so only what shards imports them.
+Importing torch's FSDP2 takes a second, so only code that shards imports it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from recipes.training.typed_tensors import DTYPES, is_shard
 from recipes.training.without_memory import move_what_has_memory
 from rlinf_core import env_vars
 
-# Numbers whose squares float32 adds up within 3e-7.
+# How many squares float32 adds up within 3e-7.
 _PIECE: Final = 1 << 16
 
 
 class ParallelStrategy:
     """The weights of one rank, and the collective operations of all ranks.
 
-    Of FSDP2 a rank has a shard of each weight, gradient and optimizer state. Its backward passes sum gradients over
-    ranks: between them a rank has those of its shard alone.
+    With FSDP2 a rank holds a shard of each weight, gradient and optimizer state. Each backward pass sums gradients over
+    ranks, after which a rank keeps only the gradients of its shard.
 
     Attributes:
         module: the policy to call in training.
@@ -52,7 +52,7 @@ class ParallelStrategy:
         return summed
 
     def reduce_max(self, number: int) -> int:
-        """Return the largest number of all ranks."""
+        """Return the maximum of a number over all ranks."""
         if self.world_size == 1:
             return number
         value = torch.tensor(number)
@@ -78,7 +78,7 @@ class ParallelStrategy:
         return (square + whole).sqrt().float()
 
     def clip_gradients(self, largest: float, norm: Tensor) -> None:
-        """Scale gradients of the given norm to at most `largest`; 0: no clipping."""
+        """Scale gradients of the given norm to at most `largest`; with `largest` 0, do nothing."""
         if largest:
             nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
 
@@ -105,7 +105,7 @@ class Replicated(ParallelStrategy):
         self._reduce_type = reduce_type
 
     def finish_gradients(self) -> None:
-        """See `ParallelStrategy`; one message for all of them."""
+        """See `ParallelStrategy`; all gradients travel in one message."""
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         flat = flat if self._reduce_type is None else flat.to(self._reduce_type)
@@ -118,7 +118,7 @@ class Replicated(ParallelStrategy):
 
 
 def is_sharded(fsdp: FsdpConfig, world_size: int, compute_dtype: torch.dtype | None) -> bool:
-    """Return whether `parallelize` spreads weights over ranks, or keeps them apart from what is computed with."""
+    """Return whether `parallelize` shards weights, or computes with copies of them."""
     return compute_dtype is not None or (world_size > 1 and fsdp.sharding_strategy != "no_shard")
 
 
@@ -141,15 +141,15 @@ def parallelize(
         module: the module, on its training device; with `initial` its parameters may have no memory.
         rank: the rank of this process.
         world_size: number of ranks.
-        fsdp: how weights are spread over ranks.
+        fsdp: how weights are distributed over ranks.
         device: the device that computes.
         blocks: parts of the module, such as the layers of a transformer, whose shards are gathered one at a time.
-        methods: names of methods that compute with the weights, and so gather them as `forward` does.
-        compute_dtype: dtype that layers compute in, with copies of the weights, which keep their own dtype. It takes
-            FSDP2, whose replicas are shards of one rank, even for a single rank; gradients are added up in
-            `mixed_precision.reduce_dtype`, or in float32. None: `mixed_precision.param_dtype`, over several ranks.
-        exact: those of `blocks` that compute in the dtype of their weights.
-        initial: the values of parameters without memory: each rank takes those of its shard.
+        methods: names of methods that, like `forward`, compute with the weights and must gather them.
+        compute_dtype: dtype that layers compute in, with copies of the weights, which keep their own dtype. This
+            requires FSDP2 even for one rank or for replicas, which are shards over a single rank; gradients are summed
+            in `mixed_precision.reduce_dtype`, or in float32. None: `mixed_precision.param_dtype`, over several ranks.
+        exact: the `blocks` that compute in the dtype of their weights.
+        initial: the source of parameters without memory; each rank reads the values of its shard.
     """
     if world_size > 1 or compute_dtype is not None:
         join_ranks(rank, world_size, device)
@@ -189,7 +189,7 @@ def _shard(
         reduce_dtype = reduce_dtype or torch.float32
     elif types.computing is not None:
         compute_dtype = DTYPES[types.computing]
-    # Forward inputs stay as they are: actions in half the bits would be other actions.
+    # Inputs of `forward` keep their dtype: rounding actions to half the bits would change them.
     mixed = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)
     reshard = fsdp.sharding_strategy == "full_shard"
@@ -205,7 +205,7 @@ def _offloads(fsdp: FsdpConfig, device: torch.device) -> bool:
 
 
 def _mesh(device: torch.device, world_size: int, *, replicas: bool) -> DeviceMesh:
-    """Return the ranks in the order that weights are split over; of replicas each is split over its own rank alone."""
+    """Return the mesh of ranks that weights are sharded over; a replica is sharded over its own rank alone."""
     if replicas:
         return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device.type, (world_size,))
@@ -217,7 +217,7 @@ def join_ranks(rank: int, world_size: int, device: torch.device) -> None:
         return
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     if world_size == 1:
-        # Nobody is to be met.
+        # A single rank has no other rank to meet.
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] - public, and left out of a list
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
         return
@@ -239,8 +239,8 @@ _norms = cast("Callable[[Tensor], Tensor]", partial(cast("Any", torch.linalg).ve
 def _square(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the sum of the squares of gradients, a float64 scalar on a device.
 
-    On a CPU torch adds the squares of a tensor up one after the other, in float32: of 16 million numbers the norm is
-    1e-3 too small, and it differs by as much between numbers of ranks. Norms of pieces are added up in float64.
+    On a CPU torch adds up the squares of a tensor sequentially in float32: for 16 million numbers the norm is 1e-3 too
+    small, and the error depends on the number of ranks. Norms of pieces are therefore added up in float64.
     """
     norms = [torch.zeros(1, dtype=torch.float64, device=device)]
     rest: list[Tensor] = []

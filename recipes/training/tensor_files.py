@@ -1,7 +1,7 @@
-"""Safetensors files, read by the row and written a tensor at a time.
+"""Safetensors files, read row by row and written tensor by tensor.
 
-The package safetensors maps whole files into memory, so that pages read from them count as this process's memory, and
-makes a second copy of all tensors to write them.
+The package safetensors maps whole files into memory, so that the pages it reads count as this process's memory, and
+copies all tensors once more to write them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA: Final = "__metadata__"
 _ABOUT: Final = MappingProxyType({"format": "pt"})
 _MOST_DIMENSIONS: Final = 64
-# Dimensions along which a tensor is cut into parts.
+# Dimensions along which a tensor may be cut into parts.
 _MOST_CUT: Final = 8
 # Bytes that `StoredTensor.copy_to` reads at a time.
 _PIECE: Final = 64 << 20
@@ -52,8 +52,8 @@ class StoredTensor(NamedTuple):
 
     Attributes:
         path: the path of the file.
-        begin: its first byte.
-        dtype, shape: the type and shape, as it is stored.
+        begin: the offset of its first byte.
+        dtype, shape: its stored type and shape.
     """
 
     path: Path
@@ -62,10 +62,10 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
 
     def rows(self, start: int, count: int) -> Tensor:
-        """Return rows of the tensor; of one without dimensions there is one.
+        """Return rows of the tensor; a 0-D tensor has one row.
 
         Raises:
-            OSError: the file cannot be read, or is shorter than it says.
+            OSError: the file cannot be read, or is truncated.
         """
         row = self.shape[1:]
         made = torch.empty((count, *row), dtype=self.dtype)
@@ -85,7 +85,7 @@ class StoredTensor(NamedTuple):
         return made
 
     def whole(self) -> Tensor:
-        """Return all of the tensor.
+        """Return the whole tensor.
 
         Raises:
             OSError: see `rows`.
@@ -93,7 +93,7 @@ class StoredTensor(NamedTuple):
         return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
 
     def copy_to(self, target: Tensor, offsets: Iterable[int]) -> None:
-        """Copy a part of the tensor, which begins at `offsets` and is as large as `target`, some rows at a time.
+        """Copy the part of the tensor at `offsets` with the shape of `target`, some rows at a time.
 
         Raises:
             OSError: see `rows`.
@@ -113,9 +113,9 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
-    """Return the tensors of a model folder by name; None where its files are not those that transformers would take.
+    """Return the tensors of a model folder by name; None if the files are not as transformers expects.
 
-    `model.safetensors` holds all of them, or `model.safetensors.index.json` names the files.
+    `model.safetensors` holds all tensors, or `model.safetensors.index.json` names the files.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     try:
@@ -128,7 +128,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
         files = {name: _of_file(folder / name)[0] for name in names}
         return {tensor: files[name][tensor] for tensor, name in written["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # Its loader says what is wrong.
+        # The loader of the folder reports the fault.
         return None
 
 
@@ -137,17 +137,17 @@ def stored_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: one is not a safetensors file.
+        ValueError: a file is not a safetensors file.
     """
     return {name: tensor.shape for file in files for name, tensor in tensors_in(file)[0].items()}
 
 
 def tensors_in(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Return the tensors in a file by name, and the texts that were written about them.
+    """Return the tensors in a file by name, and the metadata.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not a safetensors file.
+        ValueError: the file is not a safetensors file.
     """
     try:
         return _of_file(file)
@@ -159,10 +159,11 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return all tensors of a file by name, on the host.
 
     Raises:
-        OSError, ValueError: see `tensors_in`; or it claims much more than it takes on the disk, as a file of holes.
+        OSError, ValueError: see `tensors_in`; or the tensors are much larger than the file's space on disk, as in a
+            sparse file.
     """
     tensors, status = tensors_in(file)[0], file.stat()
-    # Some file systems count no blocks, and some compress.
+    # Some file systems report no blocks, and some compress.
     budget = Budget.of_size(min(status.st_size, 512 * status.st_blocks or status.st_size))
     for name, stored in tensors.items():
         budget.take_array(stored.shape, stored.dtype.itemsize, f"`{name}`")
@@ -170,25 +171,25 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def check_shape(name: str, shape: Sequence[int]) -> None:
-    """Check that torch can make a tensor of a shape, at least without elements.
+    """Check that torch can represent a shape.
 
     Raises:
-        ValueError: it has too many dimensions, or too large ones.
+        ValueError: the shape has too many dimensions, or too large ones.
     """
     if len(shape) > _MOST_DIMENSIONS or math.prod(filter(None, shape)) >= 1 << 62:
         raise ValueError(f"the shape of `{name}` is larger than a tensor can be")
 
 
 def check_parts(name: str, whole: Sequence[int], parts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-    """Check that parts, by their offsets and sizes, cover each place of a tensor once.
+    """Check that parts, given by offsets and sizes, cover each element of a tensor once.
 
     Args:
         name: the name of the tensor.
-        whole: its sizes, which no part exceeds.
+        whole: the sizes of the tensor, which no part exceeds.
         parts: its parts.
 
     Raises:
-        ValueError: they leave out a part, or overlap.
+        ValueError: the parts leave a gap, or overlap.
     """
     solid = [part for part in parts if math.prod(part[1])]
     if sum(math.prod(sizes) for _, sizes in solid) != math.prod(whole):
@@ -196,8 +197,8 @@ def check_parts(name: str, whole: Sequence[int], parts: Iterable[tuple[Sequence[
     cut = [at for at, size in enumerate(whole) if any(sizes[at] != size for _, sizes in solid)]
     if len(cut) > _MOST_CUT:
         raise ValueError(f"`{name}` is cut along {len(cut)} of its dimensions, {_MOST_CUT} are the limit")
-    # Corners of parts that meet occur an even number of times, except those of the whole. With the right volume, that
-    # is so of a partition alone; to compare the parts in pairs would take the square of their number.
+    # In a partition every corner of a part occurs an even number of times, except the corners of the whole. Together
+    # with the right volume, that holds for partitions alone. Comparing parts in pairs would take quadratic time.
     boxes = [*solid, ([0] * len(whole), whole)] if solid else []
     odd: set[tuple[int, ...]] = set()
     for offsets, sizes in boxes:
@@ -207,7 +208,7 @@ def check_parts(name: str, whole: Sequence[int], parts: Iterable[tuple[Sequence[
 
 
 def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `name` and a point, by what follows."""
+    """Return the tensors whose names begin with `name` and a dot, by the rest of their names."""
     start = f"{name}."
     return {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
 
@@ -225,10 +226,10 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _of_file(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Return the tensors of a file, and what is said about them.
+    """Return the tensors of a file, and its metadata.
 
     Raises:
-        ValueError, KeyError, TypeError: it is no such file, or has tensors of another type.
+        ValueError, KeyError, TypeError: the file is not a safetensors file, or has tensors of an unsupported type.
     """
     header, about, first, size = weights_header(path)
     if any(type(text) is not str for text in about.values()):
@@ -239,7 +240,7 @@ def _of_file(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         dtype, shape = _DTYPES[entry["dtype"]], tuple(map(_count, entry["shape"]))
         check_shape(name, shape)
         begin, end = map(_count, entry["data_offsets"])
-        # Nor do tensors overlap, by which a small file would claim more than it has.
+        # Overlapping tensors would let a small file claim more than it holds.
         left -= end - begin
         if not 0 <= begin <= end <= size - first or left < 0 or end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"the byte range of `{name}` does not fit the file, its shape or its dtype")
@@ -266,16 +267,16 @@ class Described(NamedTuple):
 
 
 class TensorFile:
-    """A file of tensors, written one at a time, in any order. A context.
+    """A context in which the tensors of a file are written one at a time, in any order.
 
     Args:
         path: the path of the file, which must not exist.
-        tensors: what will be written.
-        about: texts about them.
+        tensors: the types and shapes of the tensors, by name.
+        about: the metadata.
 
     Raises:
-        OSError: it cannot be written.
-        ValueError: the format has no such type or name of a tensor.
+        OSError: the file cannot be written.
+        ValueError: the format does not support the type or the name of a tensor.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, Described], about: Mapping[str, str] = _ABOUT) -> None:
@@ -291,7 +292,7 @@ class TensorFile:
             header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(header, separators=(",", ":")).encode()
-        # What follows begins at a multiple of eight bytes.
+        # Align the data to a multiple of eight bytes.
         text += b" " * (-len(text) % 8)
         self._first = 8 + len(text)
         self._file = path.open("xb")
@@ -306,15 +307,15 @@ class TensorFile:
 
     @property
     def left(self) -> Iterator[str]:
-        """The names of tensors that are not written yet."""
+        """The names of tensors that have not been written yet."""
         return iter(self._begins)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write one of the tensors, converted to the type that was announced.
+        """Write one of the tensors, converted to its declared type.
 
         Raises:
-            KeyError: it was not announced, or is written already.
-            ValueError: it has another shape.
+            KeyError: the tensor was not declared, or has already been written.
+            ValueError: the tensor has another shape.
             OSError: the disk is full.
         """
         dtype, shape = self._tensors[name]

@@ -1,4 +1,4 @@
-"""Data types by the names of the file, and typed wrappers of operations that torch leaves untyped."""
+"""Data types by their names in a job file, and typed wrappers of operations that torch leaves untyped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def integers(tensor: Tensor) -> list[int]:
 
 
 def pieces(tensor: Tensor, lengths: list[int]) -> list[Tensor]:
-    """Return consecutive pieces of a tensor, of these lengths."""
+    """Split a tensor into consecutive pieces of the given lengths."""
     return list(cast("tuple[Tensor, ...]", tensor.split(lengths)))
 
 
@@ -29,9 +29,10 @@ def floats(tensor: Tensor) -> list[float]:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
-    """1 - Var(returns - values) / Var(returns), a scalar: 1 for perfect values, 0 for constant ones, below for worse.
+    """Return 1 - Var(returns - values) / Var(returns), a scalar: 1 for perfect, 0 for constant, below 0 for worse
+    values.
 
-    0 when the returns do not vary. Only the entries that `mask` marks count.
+    Constant returns give 0. Only the entries that `mask` marks count.
     """
     values, returns = values.detach(), returns.detach()
     if mask is not None:
@@ -44,7 +45,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
 
 
 def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Return whether a tensor is this rank's shard of a larger one. Where nothing has imported the type, none is."""
+    """Return whether a tensor is this rank's shard of a larger one. Without `DTensor` imported, no tensor is one."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -58,12 +59,12 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch
 
 
 def compute_dtype(precision: str) -> torch.dtype | None:
-    """Return the type that layers compute in where it is another than that of the trained weights, float32."""
+    """Return the type that layers compute in; None if it is that of the trained weights, float32."""
     dtype = DTYPES[precision]
     return None if dtype == torch.float32 else dtype
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Convert all weights of a module to a type. Buffers keep theirs: rotary angles need full precision."""
+    """Convert all weights of a module to a type. Buffers keep their types: rotary angles need full precision."""
     for weight in module.parameters():
         weight.data = weight.data.to(dtype)

@@ -16,17 +16,17 @@ from rlinf_core import Loss, RLinfError
 
 Part = TypeVar("Part")
 
-# A warning; its arguments are the training step and the number of optimizer steps.
+# A warning for a training step and the number of optimizer steps that it skipped.
 SKIPPED: Final = "step %d: skipped %d optimizer steps because a loss or gradient was NaN or infinite"
 
 
 class UntrainedError(RLinfError):
-    """A trainable tensor that no update gives a gradient: it would stay as it was, and be trusted all the same.
+    """A trainable tensor that no update gives a gradient, so that it would silently stay untrained.
 
     Args:
-        names: tensors without a gradient; none: the loss depends on no tensor.
+        names: tensors without a gradient; empty: the loss depends on no tensor.
         where: the step, as in `step 1`.
-        why: what needs them.
+        why: what needs the tensors.
         help: the remedy.
     """
 
@@ -44,25 +44,25 @@ class Figures:
     """Metrics of the optimizer steps of one training step.
 
     Attributes:
-        parts: the parts of every micro-batch that was trained on, scalars by name.
-        skipped: the number of optimizer steps left out, for a loss or gradient that was not finite.
+        parts: the metrics of each trained micro-batch, scalars by name.
+        skipped: the number of optimizer steps skipped because of a non-finite loss or gradient.
     """
 
     parts: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     skipped: int = 0
 
     def add(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Write down the metrics of micro-batches, as numbers at once.
+        """Add the metrics of micro-batches, converted to floats at once.
 
-        A tensor for each would live until the training step ends, among the blocks that its batches free, and keep
-        these apart: the next batch would not fit into them, and memory would grow with every batch.
+        Scalar tensors would live until the training step ends, and fragment the memory that its batches free: the next
+        batch would not fit, and memory would grow with every batch.
         """
         values = [value.float() for part in parts for value in part.values()]
         numbers = iter(floats(torch.stack(values)) if values else ())
         self.parts += [{name: next(numbers) for name in part} for part in parts]
 
     def means(self) -> dict[str, float]:
-        """Return the mean of every metric over the micro-batches that have it; of those named `_max`, the largest."""
+        """Return the mean of each metric over the micro-batches that have it; for names in `_max`, the maximum."""
         names = list(dict.fromkeys(name for part in self.parts for name in part))
         if not names:
             return {}
@@ -80,10 +80,10 @@ class Updater:
     """Takes optimizer steps, together with the other ranks that share the weights.
 
     Args:
-        strategy: the policy, as it is spread over ranks.
-        optimizer: the optimizer of its weights.
-        clip_grad: largest norm of a gradient; 0: any.
-        skip_nonfinite: leave a step with a loss or gradient that is not finite out, instead of raising.
+        strategy: the policy, as distributed over ranks.
+        optimizer: the optimizer of the policy's weights.
+        clip_grad: largest norm of the gradient; 0: no limit.
+        skip_nonfinite: skip steps with a non-finite loss or gradient instead of raising.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Updater:
         self._optimizer = optimizer
         self._clip_grad = clip_grad
         self._skips = skip_nonfinite
-        # Trained tensors that no update of the first training step has given a gradient; None: there was no update.
+        # Trained tensors without a gradient after all updates of the first training step; None: there was no update.
         self._untouched: set[str] | None = None
         self._first_step: int | None = None
         self._was_asked = False
@@ -113,17 +113,17 @@ class Updater:
     ) -> None:
         """Take one optimizer step on the mean of the losses of micro-batches.
 
-        All ranks call it together, with equally many parts.
+        Collective; all ranks pass equally many parts.
 
         Args:
             parts: the micro-batches of this rank.
-            evaluate: returns the loss of one.
+            evaluate: returns the loss of a micro-batch.
             step: the training step, for messages.
-            figures: get the metrics of the losses and the norm of the gradient, or count the step as skipped.
-            trains: selects by their names the weights that the step changes; None: all.
+            figures: receives the metrics of the losses and the norm of the gradient, or counts the step as skipped.
+            trains: selects by name the weights that the step changes; None: all.
 
         Raises:
-            NonFiniteError: a loss or a gradient is not finite on some rank, and such steps are not skipped.
+            NonFiniteError: a loss or a gradient on some rank is not finite, and `skip_nonfinite` is false.
             UntrainedError: the loss depends on no weight.
         """
         strategy = self._strategy
@@ -146,11 +146,11 @@ class Updater:
                     weight.grad = None
         norm = strategy.gradient_norm()
         if self._is_finite(losses, norm, step):
-            # Before an accelerator has more to do, which they would wait for.
-            # With `cpu_offload` the norm is on the CPU, and the losses are not.
+            # Metrics are read before more work is queued on the accelerator, for which reading them would wait. With
+            # `cpu_offload` the norm is on the CPU but the losses are not.
             figures.add([{**loss.metrics, "actor/grad_norm": norm.detach().to(loss.loss.device)} for loss in losses])
             strategy.clip_gradients(self._clip_grad, norm)
-            # Of the first update of a training step: it waits for the accelerator.
+            # Only for the first update of a training step, since it waits for the accelerator.
             sample = WeightSample.of(strategy.module) if len(figures.parts) == len(losses) else None
             self._optimizer.step()
             if sample is not None:
@@ -159,10 +159,11 @@ class Updater:
             figures.skipped += 1
 
     def untouched(self) -> set[str] | None:
-        """Return, once, the names of trained tensors that no update of the first training step has given a gradient;
-        then None, on all ranks at once.
+        """Return the names of trained tensors that no update of the first training step has given a gradient; after the
+        first
+        call, return None, on all ranks at once.
 
-        Experts, of which a batch may need none, are left out.
+        Experts are left out: a batch may need none of them.
         """
         if self._was_asked:
             return None
@@ -170,9 +171,9 @@ class Updater:
         return self._untouched or set()
 
     def reached(self, output: Callable[[], Tensor | None]) -> set[str]:
-        """Return the names of the trained tensors that an output of the model depends on. All ranks call it together.
+        """Return the names of the trained tensors that an output of the model depends on. Collective.
 
-        Gradients are cleared; random numbers are drawn as if nothing had happened.
+        Gradients are cleared; the random generators are restored.
         """
         device = next(self._strategy.module.parameters()).device
         self._optimizer.zero_grad()
@@ -190,7 +191,7 @@ class Updater:
     def _is_finite(self, losses: list[Loss], norm: Tensor, step: int) -> bool:
         """Return whether the losses and gradients of all ranks are finite.
 
-        The norm is the same on every rank, and not finite where any gradient is not; losses differ.
+        The norm is equal on all ranks, and not finite if any gradient is not; losses differ between ranks.
         """
         strategy = self._strategy
         bad = torch.zeros(strategy.world_size)
@@ -239,7 +240,7 @@ def check_weights(module: nn.Module, where: str) -> None:
     Raises:
         NonFiniteError: naming the weight.
     """
-    # An update has not changed the others, and there may be many times more of them.
+    # Updates leave untrained weights unchanged, and there may be many times more of them.
     trained = {name: local_part(weight.detach()) for name, weight in module.named_parameters() if weight.requires_grad}
     if _has_finite_sums(trained.values()):
         return
@@ -249,9 +250,10 @@ def check_weights(module: nn.Module, where: str) -> None:
 
 
 def _has_finite_sums(tensors: Iterable[Tensor]) -> bool:
-    """Return whether the sums of tensors are finite. If so all numbers are; if not, a sum may have overflowed.
+    """Return whether the sums of tensors are finite. Finite sums imply finite numbers; a sum that is not finite may
+    have overflowed.
 
-    A device is waited for once, not for each tensor.
+    The result synchronizes with the device once, not for each tensor.
     """
     sums: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
@@ -260,11 +262,11 @@ def _has_finite_sums(tensors: Iterable[Tensor]) -> bool:
 
 
 def first_nonfinite(tensor: Tensor) -> float:
-    """Return the first NaN or infinite value of a tensor, which must have one."""
+    """Return the first NaN or infinity of a tensor that has one."""
     return float(tensor[~tensor.isfinite()].flatten()[0])
 
 
-# Enough to distinguish all from none; the whole of a large model would cost a pass over its memory.
+# Enough to tell whether all or no weights change; reading a whole large model would take a pass over its memory.
 _WEIGHTS: Final = 8
 _NUMBERS: Final = 512
 
@@ -275,7 +277,7 @@ class WeightSample(NamedTuple):
     Attributes:
         views: parts of the weights, each 1-D.
         before: their values, float [n].
-        counted: bool [n], those with a gradient that is not 0.
+        counted: bool [n], the numbers with a non-zero gradient.
     """
 
     views: Sequence[Tensor]
@@ -284,7 +286,7 @@ class WeightSample(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module) -> WeightSample | None:
-        """Return a sample of the weights of `module` with gradients, a shard's own on each rank; None without any."""
+        """Return a sample of the weights with gradients, on each rank from its shards; None without gradients."""
         trained = [(weight.detach(), weight.grad) for weight in module.parameters() if weight.grad is not None]
         chosen = trained[:: max(1, len(trained) // _WEIGHTS)][:_WEIGHTS]
         if not chosen:
@@ -293,7 +295,7 @@ class WeightSample(NamedTuple):
         return cls(views, torch.cat(views), torch.cat([_numbers(gradient) for _, gradient in chosen]) != 0)
 
     def changed(self) -> float:
-        """Return the share of the counted numbers that differ now, from 0 to 1; 1 where none is counted."""
+        """Return the share of the counted numbers that have changed, from 0 to 1; 1 if none is counted."""
         differ = torch.cat(list(self.views)) != self.before
         changed, whole = integers(torch.stack(((differ & self.counted).sum(), self.counted.sum())))
         return changed / whole if whole else 1.0

@@ -1,4 +1,4 @@
-"""Models whose parameters have shapes and no memory, while their buffers are what constructors compute."""
+"""Models whose parameters have shapes but no memory, while their buffers have the values that constructors compute."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def without_memory() -> Generator[None, None, None]:
     """Register parameters of this thread's modules without memory; nothing is initialized or loaded.
 
-    Unlike within `torch.device("meta")`, buffers that constructors compute, such as rotary frequencies, have values:
-    no file has them.
+    Unlike in `torch.device("meta")`, buffers have the values that constructors compute, such as rotary frequencies,
+    which no file holds.
     """
     thread = threading.get_ident()
 
@@ -40,8 +40,8 @@ def without_memory() -> Generator[None, None, None]:
 
 
 def are_shapes_only() -> bool:
-    """Return whether parameters are created without memory, so that no weights are loaded: in `without_memory`, and
-    within `torch.device("meta")`.
+    """Return whether parameters are created without memory, so that no weights are loaded: in `without_memory` and in
+    `torch.device("meta")`.
     """
     return _HOLLOW.get() or torch.get_default_device().type == "meta"
 
@@ -53,9 +53,9 @@ def hollow_copy(module: Module) -> Module:
 
 @contextmanager
 def seemingly_on_host(module: nn.Module) -> Generator[None, None, None]:
-    """Have the parameters without memory of a module seem to be on the host in here.
+    """Have the parameters without memory of a module seem to be on the host in this block.
 
-    Each is a single number that is repeated. Libraries that put new layers where a parameter is put them there.
+    Each is a single expanded number. Libraries that place new layers on a parameter's device then place them there.
     """
     stand_ins: dict[int, nn.Parameter] = {}
 
@@ -80,14 +80,14 @@ def forget_weights(module: nn.Module) -> None:
 
 
 def replace_parameters(module: nn.Module, change: Callable[[nn.Parameter], nn.Parameter | None]) -> None:
-    """Replace parameters of a module by others; those that layers share stay shared.
+    """Replace parameters of a module; shared parameters stay shared.
 
     Args:
         module: is changed in place.
-        change: is called once for each, and returns another one; None: it stays.
+        change: is called once for each parameter, and returns its replacement; None: keep it.
     """
     changed: dict[int, nn.Parameter] = {}
-    # What was replaced is kept until the end: a number of an object is used again after it.
+    # Replaced parameters are kept until the end: Python would reuse the id of a collected one.
     kept: list[nn.Parameter] = []
     for part in module.modules():
         for name, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):

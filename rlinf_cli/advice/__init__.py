@@ -1,1 +1,1 @@
-"""`rlinf inspect placement --advise`: better placements by the record of runs."""
+"""`rlinf inspect placement --advise`: better placements, estimated from the records of runs."""

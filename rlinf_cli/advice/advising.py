@@ -1,4 +1,4 @@
-"""The answer of `rlinf inspect placement --advise`: the best placements of a job by what runs recorded."""
+"""The advice of `rlinf inspect placement --advise`: the fastest placements of a job, from the records of runs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import ProcessForecast
 
-# Placements that are proven to be the best.
+# The number of fastest placements to find.
 _TOP: Final = 10
-# Times that differ less are not told apart: predictions were in order down to this difference.
+# Times that differ by a smaller fraction are equal: down to this difference, predictions ranked placements correctly.
 TIE: Final = 0.03
 
 
 class Judged(NamedTuple):
-    """A placement and its step.
+    """A placement and the estimate of its step.
 
     Attributes:
         ranked: the arrangement, its bound and its simulation.
-        low, high: the seconds that it may take.
-        unseen: rows of a call that no run had, as `160 environments of env/step`.
+        low, high: the range of a step's seconds.
+        unseen: call sizes outside the records, as in `160 rows of env/step (seen: 40 to 80)`.
     """
 
     ranked: Ranked
@@ -55,15 +55,15 @@ class Advice:
     """The advice on a job.
 
     Attributes:
-        flow, devices: the flow of the job, and who holds what.
-        runs: the runs that it follows from.
-        durations: the fits.
-        now: today's placement.
-        best: the fastest, the fastest first.
+        flow, devices: the flow of the job, and its accelerators.
+        runs: the runs on which it is based.
+        durations: the durations fitted to their records.
+        now: the present placement.
+        best: the fastest placements, fastest first.
         result: the result of the search.
-        refused: what could not be judged, in sentences.
-        faults: what the rules of the job say against placements that are among the fastest, one finding each.
-        free: the accelerators that were free, where only these were asked for.
+        refused: sentences on the placements that could not be judged.
+        faults: one finding for each of the fastest placements that the job's rules reject.
+        free: the free accelerators, if only these may be used; else None.
     """
 
     flow: JobFlow
@@ -79,18 +79,18 @@ class Advice:
 
     @property
     def blocked(self) -> bool:
-        """Whether another job holds an accelerator of today's placement."""
+        """Whether another job holds an accelerator of the present placement."""
         return self.free is not None and self.free.blocks(self.now.ranked.arrangement)
 
     @property
     def change(self) -> Judged | None:
-        """The placement that is surely faster than today's, or the fastest where today's is blocked; None: none is."""
+        """The fastest placement, if it is surely faster than the present one or that is blocked; else None."""
         best = self.best[0] if self.best else None
         return best if best is not None and (self.blocked or best.high < self.now.low) else None
 
     @property
     def leaner(self) -> Judged | None:
-        """The placement on the fewest accelerators that is about as fast as today's, and needs fewer; None."""
+        """The placement on the fewest accelerators, fewer than now, that is about as fast as now or faster; or None."""
         equal = [
             judged
             for judged in self.best
@@ -111,13 +111,13 @@ def advise(
     """Return the advice on a job.
 
     Args:
-        job, parts, layout: the file, and where its processes are.
-        recorded: what runs recorded, each with the flow of its job.
-        staleness: the most steps that rollouts may run ahead; None: as many as the file says.
-        free: returns the accelerators that may be used; None: all.
+        job, parts, layout: the job, and the placement of its processes.
+        recorded: the records of runs, each with the flow of its job.
+        staleness: the maximum number of steps that rollouts may run ahead; None: the file's.
+        free: a function that returns the usable accelerators; None: all.
 
     Raises:
-        RLinfError: the recipe gives no advice, or a phase was never seen.
+        RLinfError: the recipe gives no advice, or no run recorded a needed phase.
     """
     flow = flow_of(job)
     devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
@@ -153,10 +153,10 @@ def advise(
 def _choices(
     flow: JobFlow, devices: JobDevices, durations: Durations
 ) -> tuple[dict[str, list[DeviceGroup] | DeviceSpan], list[str]]:
-    """Return the kinds that each component may be on, and what was left out for lack of a record.
+    """Return the accelerator groups that each component may use, and sentences on those without a record.
 
     Raises:
-        RLinfError: a component was never seen where it is.
+        RLinfError: a component was not recorded on the accelerators that it has now.
     """
     choices: dict[str, list[DeviceGroup] | DeviceSpan] = {}
     refused: list[str] = []
@@ -184,7 +184,7 @@ def _choices(
 def _on_free(
     choices: Mapping[str, list[DeviceGroup] | DeviceSpan], free: FreeDevices | None
 ) -> Mapping[str, list[DeviceGroup] | DeviceSpan]:
-    """Return the kinds with as many accelerators as are free in a row."""
+    """Return the groups, reduced to the size of their longest free range."""
     if free is None:
         return choices
     return {
@@ -196,7 +196,7 @@ def _on_free(
 
 
 def _moved(arrangement: Arrangement, free: FreeDevices) -> Arrangement:
-    """Return an arrangement on the free accelerators, which were counted from 0."""
+    """Return an arrangement, in which free accelerators count from 0, with the ranks of these accelerators."""
     seats = tuple(
         (name, own if own.kind is None else own._replace(first=own.first + free.ranges[own.kind].start))
         for name, own in arrangement.seats
@@ -218,7 +218,7 @@ def _unseen(flow: JobFlow, where: Arrangement, devices: JobDevices, durations: D
 
 
 def _fitting(job: Job, parts: SoundJob, layout: JobLayout, devices: JobDevices) -> Callable[[Arrangement], bool]:
-    """Return whether an arrangement fits into the memory that nodes declare; everything does where none is known."""
+    """Return a function that tells whether an arrangement fits into the declared memory; unknown memory fits all."""
     nodes = range(len(parts.topology.nodes))
     limits = {rank: node_memory(parts.cluster, rank, available=None, here=None) for rank in nodes}
     known = any(limit.host is not None or limit.accelerator is not None for limit in limits.values())

@@ -1,4 +1,4 @@
-"""The answer of `rlinf inspect placement --advise`: text, data, and a file that extends the job's."""
+"""The result of `rlinf inspect placement --advise`: text, data, and a file that extends the job's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MADE_BY: Final = "# Made by `rlinf inspect placement --advise`"
 
 
 def changes_of(advice: Advice, arrangement: Arrangement) -> dict[str, Any]:
-    """Return the values that a file needs for an arrangement, by key; those that it has already are left out."""
+    """Return the values that the file needs for an arrangement, by key, without unchanged placements."""
     changed: dict[str, Any] = {}
     for name, seats in arrangement.seats:
         now = advice.devices.seats[name]
@@ -45,7 +45,7 @@ def changes_of(advice: Advice, arrangement: Arrangement) -> dict[str, Any]:
 
 
 def as_overrides(advice: Advice, arrangement: Arrangement) -> list[str]:
-    """Return an arrangement as arguments of the command line."""
+    """Return an arrangement as command-line overrides."""
     words: list[str] = []
     for name, seats in arrangement.seats:
         if seats.kind is not None:
@@ -55,18 +55,18 @@ def as_overrides(advice: Advice, arrangement: Arrangement) -> list[str]:
 
 
 def write_patch(file: Path, base: str, overrides: Sequence[str], changes: Mapping[str, Any], about: str) -> None:
-    """Write a file that `rlinf train` takes: the job's, the overrides given, and the changes.
+    """Write a file for `rlinf train` that extends the job's file with the overrides and the changes.
 
     Args:
-        file: the file; one that this has written before is replaced.
-        base: the file of the job, or the name of a shipped one.
-        overrides: `KEY=VALUE` arguments that the advice was asked for with.
+        file: the file; a file that this function wrote before is replaced.
+        base: the file of the job, or the name of a shipped configuration.
+        overrides: the `KEY=VALUE` arguments of the command.
         changes: values by key.
-        about: a line on what it brings.
+        about: a line on the effect.
 
     Raises:
-        RLinfError: another file is in the way, or it cannot be written.
-        ValueError: an override is one that a file cannot have, as it deletes a key.
+        RLinfError: another file exists at this path, or the file cannot be written.
+        ValueError: a file cannot express an override, such as one that deletes a key.
     """
     lines = [*_extends(file, base), *_tree(overrides, changes)]
     if file.is_file() and not _is_advice(file):
@@ -103,6 +103,8 @@ def _tree(overrides: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
             if not isinstance(below, dict):
                 raise ValueError(f"`{key}` changes a part of another override")
             node = cast("dict[str, Any]", below)
+        if isinstance(node.get(last), dict):
+            raise ValueError(f"`{key}` changes a part of another override")
         node[last] = text
     return _lines(tree, "")
 
@@ -117,17 +119,17 @@ def _lines(tree: Mapping[str, Any], indent: str) -> list[str]:
     return lines
 
 
-# Placements that are shown, of those that are proven.
+# The number of placements shown.
 _SHOWN: Final = 5
 
 
 def advice_text(advice: Advice, words: Sequence[str], patch: str | None) -> str:
-    """Return the advice for people.
+    """Return the advice as text.
 
     Args:
         advice: the advice.
         words: the arguments of a command about the same job.
-        patch: the file that was written, if one was.
+        patch: the file that was written, or None.
     """
     result = advice.result
     proven = "proven" if result.proven else "the first of which are not proven"
@@ -175,7 +177,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _free(advice: Advice) -> list[str]:
-    """Return which accelerators were free, and who holds the others."""
+    """Return lines on the free accelerators, and on the holders of the others."""
     if advice.free is None:
         return []
     ranges = [f"{format_ranks(numbers)} of {label}" for label, numbers in advice.free.ranges.items() if numbers]
@@ -218,7 +220,7 @@ def _idle(judged: Judged) -> str:
 
 
 def _place(advice: Advice, judged: Judged) -> str:
-    """Return `env, rollout 0-3, actor 4-7, max_staleness 1`."""
+    """Return a placement in words, as in `env, rollout 0-3; actor 4-7; max_staleness 1`."""
     where = judged.ranked.arrangement
     several = len(advice.devices.kinds) > 1
     together: dict[str, list[str]] = {}
@@ -233,7 +235,7 @@ def _place(advice: Advice, judged: Judged) -> str:
 
 
 def advice_record(advice: Advice, patch: str | None) -> dict[str, Any]:
-    """Return the advice as data: seconds of steps, and the keys to be changed."""
+    """Return the advice as data: the seconds of steps, and the keys to change."""
     result = advice.result
     return {
         "schema": "rlinf.advice/1",
@@ -291,19 +293,19 @@ def placement_advice(
     *,
     free: bool = False,
 ) -> Result:
-    """Return the advice on a file, and write the placement that is surely better into `patch`.
+    """Return the advice on a file, and write an advised placement into `patch`.
 
     Args:
         file: a file, or a run whose file is meant.
         overrides, assume: the arguments of the command line.
         runs: names or folders of runs, separated by commas.
-        staleness: the most steps that rollouts may run ahead; None: as many as the file says.
-        patch: where a file that extends `file` is written, if a change is advised; None: `advice.yaml`.
-        free: whether only accelerators count that no job holds now.
+        staleness: the maximum number of steps that rollouts may run ahead; None: the file's.
+        patch: the path of a file that extends `file`, written if a change is advised; None: `advice.yaml`.
+        free: whether to use only accelerators that no job holds now.
 
     Raises:
         typer.BadParameter: the name of a run is empty.
-        RLinfError: there is no advice, and why.
+        RLinfError: no advice is possible.
     """
     names = [run.strip() for run in runs.split(",")]
     if not all(names):
@@ -336,7 +338,7 @@ def placement_advice(
 
 
 def _checked(advice: Advice, file: str, overrides: Sequence[str], assume: Sequence[str] | None) -> Advice:
-    """Return the advice without placements that the rules of the job refuse, as `rlinf validate` would."""
+    """Return the advice without placements that the job's rules reject, as in `rlinf validate`."""
     from rlinf_cli.job.job_file import load, viewed
 
     kept: list[Judged] = []

@@ -1,4 +1,4 @@
-"""The accelerators of a job as kinds, its placement as an arrangement, and what no job holds now."""
+"""The accelerators of a job by group, its placement as an arrangement, and the accelerators that are free now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlinf_core.placement.strategy import Placement
     from rlinf_core.topology import ClusterTopology
 
-# The model of an accelerator that nobody names.
+# The model of an accelerator whose model is unknown.
 UNNAMED = "accelerator"
 
 
@@ -31,14 +31,15 @@ class DevicePlace(NamedTuple):
 
 
 class JobDevices(NamedTuple):
-    """The accelerators of a job and their holders.
+    """The accelerators of a job and their use by components.
 
     Attributes:
-        kinds: the accelerators, by the label of their group; of groups with the same ones, by the first.
-        seats: the seats of each component of the flow.
-        fixed: components that stay where they are: on machines, robots, or out of the flow.
-        groups: the kinds that each component may be on, and the group through which it is placed there: its own, and
-            those with the same interpreter; none without an accelerator.
+        kinds: the accelerators, by the label of their group; groups with the same nodes are one kind, named after the
+            first.
+        seats: the accelerators of each component of the flow.
+        fixed: components whose placement is not changed, because they count nodes or robots or use several groups.
+        groups: the kinds that each component may use, each with the label of the group that places it there: its own
+            group, or one with the same interpreter. Components without accelerators are absent.
     """
 
     kinds: Mapping[str, DeviceGroup]
@@ -47,11 +48,11 @@ class JobDevices(NamedTuple):
     groups: Mapping[str, Mapping[str, str]]
 
     def kinds_for(self, name: str) -> list[DeviceGroup]:
-        """Return the kinds that a component may be on."""
+        """Return the kinds that a component may use."""
         return [self.kinds[kind] for kind in self.groups.get(name, ())]
 
     def placed(self, name: str, seats: DeviceSpan) -> dict[str, str]:
-        """Return seats of a component as its entry in `cluster.component_placement`; it has accelerators."""
+        """Return the entry of a component with accelerators in `cluster.component_placement`."""
         return {"placement": ranks_of(seats), "node_group": self.groups[name][seats.kind or ""]}
 
     @property
@@ -67,7 +68,7 @@ class JobDevices(NamedTuple):
         return [DevicePlace(nodes[unit // kind.per_node], unit % kind.per_node) for unit in units]
 
     def now(self, components: Sequence[str], stages: int, staleness: int) -> Arrangement:
-        """Return today's arrangement."""
+        """Return the present arrangement."""
         return Arrangement(tuple((name, self.seats[name]) for name in components), stages, staleness)
 
 
@@ -77,16 +78,16 @@ def devices_of(
     placements: Mapping[str, Sequence[Placement]],
     components: Sequence[str],
 ) -> JobDevices:
-    """Return the kinds and seats of a job's components.
+    """Return the accelerators of a job's components.
 
     Raises:
-        PlacementError: a component is missing, has processes with several accelerators or in several ranges, or two
-            groups share some of their nodes: the model has no such placements.
+        PlacementError: the model does not cover the placement: a component is missing, has several accelerators per
+            process or several ranges, or two groups share only some of their nodes.
     """
     kinds: dict[str, DeviceGroup] = {}
     seats: dict[str, DeviceSpan] = {}
     fixed: list[str] = []
-    # The groups that have the accelerators of a kind, which differ in interpreters and variables.
+    # The groups with the accelerators of a kind, which may differ in interpreters and variables.
     alike: dict[str, list[str]] = {}
     own: dict[str, str] = {}
     for name in components:
@@ -129,7 +130,7 @@ def devices_of(
 
 
 def ranks_of(seats: DeviceSpan) -> str:
-    """Return `0-3`, or `2`."""
+    """Return the ranks as text, as in `0-3` or `2`."""
     last = seats.first + seats.size - 1
     return str(seats.first) if seats.size == 1 else f"{seats.first}-{last}"
 
@@ -154,12 +155,12 @@ def _not_modelled(name: str, what: str) -> PlacementError:
 
 
 class FreeDevices(NamedTuple):
-    """The accelerators of each kind that are free.
+    """The free accelerators of each kind.
 
     Attributes:
-        ranges: the longest free range of each kind, by its label; empty where all are held.
-        held: the numbers of those that are held, by kind.
-        holders: who holds them, in words.
+        ranges: the longest free range of each kind, by its label; empty if all are held.
+        held: the ranks of the held accelerators, by kind.
+        holders: lines on the holders.
     """
 
     ranges: Mapping[str, range]
@@ -167,7 +168,7 @@ class FreeDevices(NamedTuple):
     holders: Sequence[str]
 
     def blocks(self, arrangement: Arrangement) -> bool:
-        """Return whether an arrangement has an accelerator that another job holds."""
+        """Return whether another job holds an accelerator of an arrangement."""
         return any(
             device is not None and device[1] in self.held.get(device[0], frozenset())
             for _, seats in arrangement.seats
@@ -176,15 +177,15 @@ class FreeDevices(NamedTuple):
 
 
 def free_of(devices: JobDevices, topology: ClusterTopology, by_node: Mapping[int, Sequence[HolderInfo]]) -> FreeDevices:
-    """Return the accelerators of a job's kinds that are free.
+    """Return the free accelerators of a job's kinds.
 
     Args:
         devices, topology: the accelerators of the job, and their nodes.
-        by_node: who holds devices, by the rank of their node.
+        by_node: the holders of devices, by the rank of their node.
 
     Raises:
-        PlacementError: none is free.
-        ClusterError: a device is named by other means than its number.
+        PlacementError: no accelerator is free.
+        ClusterError: a held accelerator is identified other than by its number, such as a part of one.
     """
     numbers = {(rank, number) for rank, held in by_node.items() for number in map(_number, held) if number is not None}
     held: dict[str, frozenset[int]] = {}
@@ -205,10 +206,10 @@ def free_of(devices: JobDevices, topology: ClusterTopology, by_node: Mapping[int
 
 
 def holders_of(job: SoundJob, file: str) -> dict[int, Sequence[HolderInfo]]:
-    """Return who holds devices on the nodes of a file, by rank.
+    """Return the holders of devices on the nodes of a file, by rank.
 
     Raises:
-        ClusterError: its machines are not up, or one of them does not answer.
+        ClusterError: the file's machines are not up, or one of them does not answer.
     """
     from rlinf_cli.cluster import identity
     from rlinf_cli.cluster.status import State, ask_all
@@ -234,10 +235,10 @@ def holders_of(job: SoundJob, file: str) -> dict[int, Sequence[HolderInfo]]:
 
 
 def _number(one: HolderInfo) -> int | None:
-    """Return the number of an accelerator; None for another device.
+    """Return the number of a held accelerator; None for another device.
 
     Raises:
-        ClusterError: it has another name.
+        ClusterError: the accelerator has no number.
     """
     vendor, _, name = device_label(one).partition(":")
     if name.isascii() and name.isdecimal():
@@ -248,7 +249,7 @@ def _number(one: HolderInfo) -> int | None:
 
 
 def _longest(taken: Sequence[bool]) -> range:
-    """Return the longest range that is not taken, the first of several."""
+    """Return the longest free range, the first of equally long ones."""
     best, first = range(0), 0
     for at, is_taken in enumerate([*taken, True]):
         if is_taken:

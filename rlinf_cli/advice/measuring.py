@@ -1,10 +1,9 @@
-"""`rlinf inspect placement --measure`: trials of a few steps with one process a component, recorded for advice."""
+"""`rlinf inspect placement --measure`: trials of a few steps with one process per component, recorded for advice."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -32,6 +31,7 @@ from rlinf_core.config.machines.cluster import RESERVED_LABELS
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_folder import unused_path
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.topology import CLUSTER_LABEL
 
@@ -45,7 +45,7 @@ _MOST_LISTED: Final = 6
 
 
 class _Trial(NamedTuple):
-    """A trial: its name, where it is, its size, and the values that its file needs."""
+    """A trial: its name, its accelerators (`now` or a kind), its size, and the values that it sets in the file."""
 
     name: str
     kind: str
@@ -60,14 +60,14 @@ class _Trial(NamedTuple):
 
 
 def measured(file: str, overrides: Sequence[str]) -> Result:
-    """Run the trials of a job, and return how long its calls took.
+    """Run the trials of a job, and return the durations of its calls.
 
     Args:
         file: a file, or a run whose file is meant.
-        overrides: the arguments of the command line: changes of the file, and sizes, as `env=160`.
+        overrides: the arguments of the command line: overrides of the file, and sizes, as in `env=160`.
 
     Raises:
-        typer.BadParameter: a size is for no component of which it can be chosen, or the file is standard input.
+        typer.BadParameter: a size names a component without selectable sizes, or the file is standard input.
         RLinfError: the job cannot be measured, or no trial finished.
     """
     from rlinf_cli.run.policies import config_of
@@ -87,7 +87,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
     check_installed()
     choose_cluster(parts, name, already_shown=False)
     shared = [word for word in kept if not any(word.partition("=")[0].lstrip("+~") in trial.values for trial in trials)]
-    place = Path(config.runner.logger.log_path).absolute() / f"measurement-{time.strftime('%Y%m%d-%H%M%S')}"
+    place = unused_path(Path(config.runner.logger.log_path).absolute(), "measurement")
     plan = SweepPlan(name, tuple(shared), tuple(trial.point for trial in trials), place.parent, parts)
     plan, left_out = _valid(plan, place)
     left_out += [f"`{label}` was not measured: no component is placed there" for label in _unused(parts, devices)]
@@ -96,7 +96,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
 
 
 def _sizes_among(overrides: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the sizes among the arguments, `COMPONENT=N,...`, by component; and the other arguments."""
+    """Return the sizes in the arguments, `COMPONENT=N,...`, by component, and the other arguments."""
     sizes: dict[str, list[int]] = {}
     kept: list[str] = []
     for override in overrides:
@@ -116,9 +116,7 @@ def _sizes_among(overrides: Sequence[str]) -> tuple[dict[str, list[int]], list[s
 def _trials(
     flow: JobFlow, devices: JobDevices, parts: SoundJob, staleness: int, asked: Mapping[str, Sequence[int]]
 ) -> list[_Trial]:
-    """Return a trial for each size on the accelerators that components have now, and one on each other kind that they
-    may have.
-    """
+    """Return a trial of each size on the present accelerators, and one trial on each other usable kind."""
     for name in devices.fixed:
         robot = parts.topology.group(_group_of(parts, name)).unit
         if robot is not None and robot.robot:
@@ -149,8 +147,9 @@ def _trials(
 
 
 def _placed(flow: JobFlow, devices: JobDevices, parts: SoundJob, wanted: str | None) -> dict[str, Any]:
-    """Return the placement of one process a component: on the accelerators of a kind, where it may have them, else on
-    those of the kind that it has; each on its own, as far as there are enough.
+    """Return the placement of one process per component, on separate accelerators as far as there are enough.
+
+    A component uses the kind `wanted` if it may, else its present kind.
     """
     values: dict[str, Any] = {}
     used: dict[str, int] = {}
@@ -172,7 +171,7 @@ def _group_of(parts: SoundJob, name: str) -> str:
 
 
 def _unused(parts: SoundJob, devices: JobDevices) -> list[str]:
-    """Return the groups with accelerators on whose nodes no component is placed: advice has no placement there."""
+    """Return the groups with accelerators whose nodes no component uses, for which there is no advice."""
     used = {rank for label in devices.kinds for rank in parts.topology.group(label).node_ranks}
     return [
         label
@@ -190,10 +189,10 @@ def _not_alone(name: str, why: str) -> RLinfError:
 
 
 def _valid(plan: SweepPlan, place: Path) -> tuple[SweepPlan, list[str]]:
-    """Return the plan without trials that the rules of the job refuse, and what they say against those.
+    """Return the plan without trials that the job's rules reject, and a sentence on each of those.
 
     Raises:
-        RLinfError: they refuse all.
+        RLinfError: the rules reject all trials.
     """
     points: list[Point] = []
     refused: list[str] = []
@@ -210,7 +209,7 @@ def _valid(plan: SweepPlan, place: Path) -> tuple[SweepPlan, list[str]]:
 
 
 def _run(plan: SweepPlan, place: Path) -> tuple[Mapping[str, PointState], set[str]]:
-    """Run the trials one after the other; return how they ended, and those that were ended as they stood still."""
+    """Run the trials one after the other; return their final states, and those ended for lack of progress."""
     content = {"schema": MEASUREMENT_SCHEMA, "trials": [point.name for point in plan.points]}
     try:
         place.mkdir(parents=True)
@@ -227,7 +226,7 @@ def _run(plan: SweepPlan, place: Path) -> tuple[Mapping[str, PointState], set[st
                 console.message(f"{name}: {state.status}")
             before[name] = state.status
 
-    # Who waits for advice does not wait for another job: that is said instead, and what is free is measured.
+    # The user waits for advice, so a trial whose devices another job holds fails instead of waiting.
     queue = RunQueue(plan, place, 1, tell, waits=False, patience=env_vars.TIMEOUT.get())
     return queue.work(), queue.stalled
 

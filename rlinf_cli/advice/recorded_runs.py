@@ -1,4 +1,4 @@
-"""The records of runs and measurements that advice is fitted to."""
+"""The records of runs and measurements on which advice is based."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class _MeasurementFile(FileModel):
 
 
 def trials_of(folder: Path) -> list[Path] | None:
-    """Return the runs of a measurement that finished and have a record; None: it is no folder of one.
+    """Return the finished and recorded runs of a measurement; None if `folder` is not a measurement's.
 
     Raises:
-        RLinfError: none of them finished.
+        RLinfError: no trial finished.
     """
     from rlinf_cli.runs.run_lookup import all_runs
 
@@ -54,25 +54,26 @@ def trials_of(folder: Path) -> list[Path] | None:
     return runs
 
 
-# Steps before and behind which a run is not itself: it warms up, and nothing runs ahead any more.
+# The first steps, which warm up, are ignored, and so are as many last steps as rollouts ran ahead. At least
+# `_FEWEST_STEPS` must remain.
 _FIRST: Final = 1
 _FEWEST_STEPS: Final = 3
-# Calls of a phase, of any size, that say how long it takes.
+# The fewest calls of a phase, of any size, that determine its duration.
 _FEWEST_CALLS: Final = 4
 
 
 class RecordedRun(NamedTuple):
-    """A run that was recorded.
+    """The record of a run.
 
     Attributes:
         name: its name.
-        devices: where its components were.
-        arrangement: the same, with stages and staleness.
+        devices: the accelerators of its components.
+        arrangement: its placement, with stages and staleness.
         rows: its calls.
-        sizes: what has a size and no duration, as answers have tokens: size and number, by phase.
-        phases: medians of the phases of a step in seconds, as `time/step`, and of what agents did in it.
+        sizes: the sizes of its items, such as tokens of answers: pairs of size and number, by phase.
+        phases: the medians over the steps of the metrics `time/...`, in seconds, and `agent/...`.
         deviation: the standard deviation of a step, in seconds.
-        load, cpus: the load of the driver's machine at the end, and its processors.
+        load, cpus: the load of the driver's machine at the end, and its number of processors.
         recipe: its recipe.
     """
 
@@ -94,20 +95,20 @@ class RecordedRun(NamedTuple):
 
     @property
     def busy(self) -> bool:
-        """Whether the machine had more to do than processors."""
+        """Whether the machine's load exceeded its processors."""
         return self.load > self.cpus
 
 
 def read_runs(names: Sequence[str], assume: Sequence[str]) -> list[tuple[RecordedRun, JobFlow]]:
-    """Return what runs recorded, each with the flow of its job.
+    """Return the records of runs, each with the flow of its job.
 
     Args:
-        names: their names, or their folders; or those of measurements, each of which is several.
+        names: the names or folders of runs or of measurements, which hold several runs.
         assume: assumptions about accelerators; those about groups that a run lacks are ignored.
 
     Raises:
-        RunError: there is no such run, it has too few steps, or no `profile.json`.
-        RLinfError: the recipe gives no advice, or the placement is none that the model has.
+        RunError: a run does not exist, has too few steps, or has no `profile.json`.
+        RLinfError: the recipe gives no advice, or the model does not cover the placement.
     """
     return [_read_run(run, assume) for name in dict.fromkeys(names) for run in _runs_of(name)]
 
@@ -177,7 +178,7 @@ def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:
 def fitted(
     recorded: Sequence[tuple[RecordedRun, JobFlow]],
 ) -> tuple[Durations, dict[str, list[tuple[float, int]]]]:
-    """Return how long the calls of runs took, and the sizes and numbers of what has no duration, by phase."""
+    """Return the durations fitted to the calls of runs, and the sizes of their items, by phase."""
     rows = [row for run, flow in recorded for row in flow.calls(run)]
     calls = Durations.of(rows)
     constants = [row for run, flow in recorded for row in flow.constants(run, calls)]
@@ -192,7 +193,7 @@ def flow_of(job: Job) -> JobFlow:
     """Return the flow of a job's recipe.
 
     Raises:
-        RLinfError: the recipe has none.
+        RLinfError: the recipe has no flow.
     """
     flow = None if job.recipe is None else job.recipe.load(job.recipe.flow)
     if flow is None:

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 _STEPS: Final = 8
-# The component of what a flow derives from whole runs.
+# The component of rows that a flow derives from whole runs.
 DRIVER: Final = "driver"
-# Keys of a trial that a rehearsal has as the file does, or sets itself.
+# Keys of a trial that a rehearsal takes from the file or sets itself.
 _OWN: Final = frozenset(("runner.max_steps", "runner.max_staleness"))
 
 
 def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Result | int:
-    """Run a job with stand-ins, and return the seconds of a step: predicted, and as they were.
+    """Run a job with stand-ins, and return the predicted and the measured seconds of a step.
 
     Args:
         file, overrides: the arguments of the command line.
-        names: the runs or measurements that tell how long work takes; none: the newest that fits.
+        names: the runs or measurements with the durations; by default the newest run of the recipe with a record.
 
     Raises:
         typer.BadParameter: the file is standard input, or a key has several values.
@@ -85,7 +85,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
     predicted = flow.flow(durations, devices.models, sizes).simulate(now).seconds
     logger = config.runner.logger
     experiment = f"rehearsal-{logger.experiment_name or config.recipe}"
-    # Steps that run ahead may be long and short in turn.
+    # With rollouts that run ahead, long and short steps may alternate, so more are needed.
     most = f"runner.max_steps={_STEPS * (1 + config.runner.staleness)}"
     steps = next((word for word in overrides if word.startswith("runner.max_steps=")), most)
     trial = {key: value for key, value in TRIAL.items() if key not in _OWN}
@@ -105,7 +105,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
 
 
 def _own_folder(log_path: Path, experiment: str) -> RunFolder | None:
-    """Return the newest folder that this process made: others may be rehearsing the same job."""
+    """Return the newest folder that this process made, since others may rehearse the same job."""
     from rlinf_cli.runs.run_lookup import all_runs
 
     made = [run for run in all_runs(log_path) if run.state.experiment == experiment and run.state.pid == os.getpid()]
@@ -139,10 +139,10 @@ def _pacing(
     durations: Durations,
     sizes: dict[str, list[tuple[float, int]]],
 ) -> Pacing:
-    """Return how long the calls of a job take where they are.
+    """Return the durations of a job's calls on the accelerators of their components.
 
     Raises:
-        RLinfError: a component was never seen where it is.
+        RLinfError: a component was not recorded on the accelerators that it has.
     """
     owners = {row.phase: row.component for run, _ in recorded for row in run.rows if row.component != DRIVER}
     paces: dict[str, Pace] = {}
@@ -154,10 +154,10 @@ def _pacing(
         if line is None and needed:
             where = f"`{owner}` on {model}" if model else f"`{owner}` without an accelerator"
             raise RLinfError(f"{where} was never seen by these runs", help="give a run in which it was there")
-        # What only contains others, or waits, has no rows.
+        # A phase without rows only contains other phases, or waits, and needs no stand-in.
         if line is not None and (line.rows[1] or phase.endswith("/move")):
             paces[phase] = Pace(line.fix, line.slope, line.spread)
-    # What stand-ins have to know besides, such as the turns of a conversation, the flow has derived from whole runs.
+    # The flow has derived the other values that stand-ins need, such as the turns of a conversation, from whole runs.
     derived = {
         phase: ((models[""].at(0), 1),) for phase, models in durations.phases.items() if phase.startswith(f"{DRIVER}/")
     }
@@ -166,7 +166,7 @@ def _pacing(
 
 def _result(folder: RunFolder, predicted: float, staleness: int, runs: Sequence[str]) -> Result:
     seconds = [line.metrics["time/step"] for line in read_metrics(folder.metrics_file) if "time/step" in line.metrics]
-    # The answers of the steps that follow the first one came while it waited for its own.
+    # While the first step waited for its samples, the samples of the following steps already arrived.
     kept = seconds[1 + staleness : len(seconds) - staleness]
     if not kept:
         help = "give a larger `runner.max_steps`"

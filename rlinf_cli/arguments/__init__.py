@@ -1,1 +1,1 @@
-"""Arguments and options that several commands share, and their completion."""
+"""The arguments and options that several commands share, and their completion."""

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def override_candidates(job: Job, incomplete: str, *, values_only: bool = False) -> list[str]:
-    """Completions of an override, `key=value` or `~key`.
+    """Return the completions of an override, `key=value` or `~key`.
 
     Args:
-        values_only: complete only the part after `=`, for shells that split words there.
+        values_only: whether to return only the part after `=`, for shells that split words there.
     """
     model = _model(job)
     key, equals, value = incomplete.partition("=")
@@ -37,7 +37,7 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
 
 
 def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
-    """Return the fields that `rlinf explain` knows, one level at a time; descend while there is only one."""
+    """Return the fields that `rlinf explain` knows one level down, or two if the first level has only one."""
     from rlinf_cli.job.field_docs import fields_below
     from rlinf_core.job.find_recipe import find_recipe, recipe_names
     from rlinf_core.job.load import ClusterFile
@@ -61,7 +61,7 @@ def _model(job: Job) -> type[BaseModel]:
 
 
 def _below(model: type[BaseModel], tree: MappingNode | None, incomplete: str) -> list[Path]:
-    """Return the paths one level below the completed part of a path; descend while there is only one."""
+    """Return the paths one level below the completed part of a path, and descend while there is only one."""
     cut = max(incomplete.rfind("."), incomplete.rfind("["))
     try:
         parent: Path = to_path(parse_path(incomplete[:cut])[0]) if cut > 0 else ()
@@ -112,7 +112,7 @@ def _is_branch(model: type[BaseModel], path: Path) -> bool:
 
 
 def _values(model: type[BaseModel], path: Path) -> list[str]:
-    """Return the values of a field that has a short list of them."""
+    """Return the values of a boolean or a field with listed values; empty for others."""
     values: dict[str, None] = {}
     for annotation in types_at(model, path):
         if annotation is bool:

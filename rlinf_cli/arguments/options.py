@@ -1,7 +1,7 @@
-"""The options and arguments that several commands share, and what a shell completes them to.
+"""The options and arguments that several commands share, and their shell completions.
 
-A shell appends a space to a sole candidate. So a folder or section is offered together with its contents, and a sole
-key with an example value.
+A shell appends a space to a sole candidate. Therefore a folder or section is offered together with its contents, and a
+sole key with an example value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _YAML = (".yaml", ".yml")
 
 
 def _careful(complete: Complete) -> Complete:
-    """Return a completion that offers nothing on errors: a traceback would land in the line being typed."""
+    """Return a completion that offers nothing on errors: a traceback would appear in the line being typed."""
 
     @wraps(complete)
     def wrapper(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -44,7 +44,7 @@ def _starting(names: Iterable[str], incomplete: str) -> list[str]:
 
 @_careful
 def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Installed recipes."""
+    """Return the installed recipes."""
     from rlinf_core.job.find_recipe import recipe_names
 
     return _starting(recipe_names(), incomplete)
@@ -52,7 +52,7 @@ def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Diagnostic codes, and the fields of the file section by section."""
+    """Return the diagnostic codes, and the fields of the file section by section."""
     from rlinf_cli.arguments.completion_keys import documented_fields
     from rlinf_cli.codes import code_names
 
@@ -62,7 +62,7 @@ def topics(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def files(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Shipped configs by name, and YAML files."""
+    """Return the names of shipped configs, and YAML files."""
     from rlinf_core.config.shipped import shipped_configs
 
     return [*_starting(shipped_configs(), incomplete), *_paths(incomplete)]
@@ -70,13 +70,13 @@ def files(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def yaml_paths(ctx: typer.Context, incomplete: str) -> list[str]:
-    """YAML files and folders."""
+    """Return YAML files and folders."""
     return _paths(incomplete)
 
 
 @_careful
 def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Keys that the file's model knows, and values after them."""
+    """Return the keys of the file's model, and values after a key."""
     job = _job(ctx)
     if job is None:
         return []
@@ -87,7 +87,7 @@ def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Files and, after the first of them, overrides."""
+    """Return files and, after the first file, overrides."""
     job = _job(ctx)
     values = _values(ctx, job, incomplete) if job is not None else []
     return values or [*overrides(ctx, incomplete), *files(ctx, incomplete)]
@@ -109,7 +109,7 @@ def training(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the run folders, the youngest first."""
+    """Return the run folders, newest first."""
     from rlinf_cli.runs.run_lookup import all_runs
 
     names = [folder.path.name for folder in sorted(all_runs(), key=lambda folder: -folder.state.created)]
@@ -118,7 +118,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def runs_and_components(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the run folders, and the components whose logs the run has."""
+    """Return the run folders, and the components with logs in the named or newest run."""
     from rlinf_cli.runs.logs import log_files
     from rlinf_cli.runs.run_lookup import find_run, run_at
 
@@ -129,9 +129,9 @@ def runs_and_components(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
-    """Return values of the preceding key, where the shell has split `key=value` into words.
+    """Return the values of the preceding key if the shell split `key=value` into words, as Bash does.
 
-    Bash does, and Typer drops a `=` that is the last word.
+    Typer drops a `=` that is the last word.
     """
     from rlinf_cli.arguments.completion_keys import override_candidates
 
@@ -144,7 +144,7 @@ def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
 
 @_careful
 def assumptions(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the node groups of the file, as `--assume` takes them."""
+    """Return the node groups of the file in the form of `--assume`."""
     job = _job(ctx)
     groups = job.cluster.node_groups if job is not None and job.cluster is not None else ()
     candidates = [
@@ -176,13 +176,14 @@ def _job(ctx: typer.Context) -> Job | None:
     named = _named(_words(ctx))
     if named is None:
         return None
+    from rlinf_cli.job.job_file import as_recipe
     from rlinf_core.job.load import load_job
 
-    return load_job(named)
+    return load_job(as_recipe(named))
 
 
 def _named(words: list[str]) -> str | None:
-    """Return the file among arguments, or the one that a recipe among them starts from."""
+    """Return the file among arguments, or `recipe=NAME` if they name a recipe."""
     from rlinf_cli.job.job_file import is_override
 
     named = next((word for word in words if word != "-" and not is_override(word)), None)
@@ -196,7 +197,7 @@ def _named(words: list[str]) -> str | None:
 
 
 def _paths(incomplete: str) -> list[str]:
-    """YAML files and folders; a sole folder is expanded."""
+    """Return YAML files and folders; a sole folder is expanded."""
     folder, stem = os.path.split(incomplete)
     completions: list[str] = []
     with os.scandir(os.path.expanduser(folder) or ".") as entries:
@@ -240,7 +241,7 @@ Detach = Annotated[bool, opt("--detach -d", "Run in the background and return.")
 
 
 def choose_claims(*, no_wait: bool, share: bool) -> None:
-    """Choose what this process's job does where another one holds its devices; by default as the environment says."""
+    """Set what this process's job does if another job holds its devices; by default the environment decides."""
     if no_wait or share:
         os.environ[env_vars.CLAIMS.name] = "no-wait" if no_wait else "share"
 

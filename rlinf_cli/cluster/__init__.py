@@ -1,1 +1,1 @@
-"""Bringing heterogeneous machines up as one cluster, inspecting and cleaning them up. Imports neither ray nor torch."""
+"""Bringing up, inspecting and cleaning up heterogeneous machines as one cluster. Imports neither ray nor torch."""

@@ -1,10 +1,10 @@
-"""`rlinf up --block`: nodes that live as long as the command, and the guardian of the one on this machine.
+"""`rlinf up --block`: nodes that live as long as the command, and the guardian of a node on this machine.
 
     python -m rlinf_cli.cluster.block NAME RANK
 
-The guardian takes the node down when the command dies without doing so. It is not a child of that command, so that what
-ends the command and its children leaves it alone. It waits for a pipe whose other end only the command holds: the
-kernel closes it, however the command ends.
+The guardian takes the node down if the command dies without doing so. It is not a child of the command, so that it
+survives when the command is killed with its children. It waits for the end of a pipe whose other end only the command
+holds, and which the kernel closes however the command ends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rlinf_core.process.proc import alive
 if TYPE_CHECKING:
     from rlinf_cli.cluster.up import UpReport, UpRequest
 
-# Seconds for running jobs to save and end when SIGTERM asks the nodes to end. Schedulers ask the driver at the same
-# time, and kill what is left 30 s later by default.
+# Seconds for running jobs to save and end after SIGTERM. Schedulers signal the driver at the same time, and by default
+# kill all remaining processes 30 s later.
 _JOBS_SECONDS: Final = 15.0
-# Seconds for other commands that work on the node to end, before its guardian gives up.
+# Seconds that the guardian waits for other commands on the node before it gives up.
 _PATIENCE_SECONDS: Final = 90.0
 _PAUSE: Final = 1.0
 _DONE: Final = b"done\n"
@@ -42,7 +42,7 @@ def hold(request: UpRequest, show: Callable[[UpReport], None], *, parallel: int)
     Raises:
         typer.Exit: the nodes did not come up, or Ray ended on its own.
     """
-    # Not for the guardian, which is as small as it can be.
+    # Imported here because the guardian, which must stay small, does not need it.
     import typer
 
     from rlinf_cli.cluster.lifecycle import end, jobs_of, watch
@@ -66,10 +66,10 @@ def hold(request: UpRequest, show: Callable[[UpReport], None], *, parallel: int)
             while not local or _runs_here(request.name):
                 time.sleep(_PAUSE)
         except SystemExit as error:
-            # Asked again, by Slurm for one, it ends no sooner.
+            # A repeated signal, as from Slurm, must not cut the end short.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if error.code == ExitCode.TERMINATED and ours:
-                # A driver that saves needs all of its nodes.
+                # A driver that is saving needs all of its nodes.
                 until = time.monotonic() + _JOBS_SECONDS
                 while jobs_of(request.name, ours[0]) and time.monotonic() < until:
                     time.sleep(_PAUSE)
@@ -89,7 +89,7 @@ def _runs_here(name: str) -> bool:
 
 @contextmanager
 def guarded(name: str, rank: int) -> Generator[Callable[[], None], None, None]:
-    """Have a guardian watch this process within the block; yield the function that dismisses it."""
+    """Start a guardian that watches this process within the block; yield the function that dismisses it."""
     paths = os.pathsep.join(path for path in sys.path if path)
     starter = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, name, str(rank)],
@@ -126,10 +126,7 @@ def guard(name: str, rank: int) -> None:
 
 
 def _take_down(name: str, rank: int) -> None:
-    """Take this node of a cluster down, and forget the cluster if it is the head.
-
-    What fails is written to the node's `up.log`.
-    """
+    """Take this node down, and if it is the head remove the cluster's record; write a failure to its `up.log`."""
     cluster = identity.cluster_id(name)
     until = time.monotonic() + _PATIENCE_SECONDS
     while fault := _fault_of_stopping(cluster):

@@ -1,6 +1,6 @@
 """The preflight: probe every node in parallel, measure the links between them, and evaluate the checks.
 
-Nothing is started except for measurements, and nothing is written.
+It starts nothing but measurements and trial programs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rlinf_core.placement.resolve import resolve
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
-# Seconds for a node to collect its facts: vendor tools may need twenty.
+# Seconds for a node to collect its facts: vendor tools may need 20 s.
 LOOK_SECONDS: Final = 45.0
 LINK_SECONDS: Final = 60.0
 
 Notify = Callable[[str], None]
-# By component.
+# The placements of processes, by component.
 Placed: TypeAlias = Mapping[str, Sequence[Placement]]
 
 
@@ -146,7 +146,7 @@ def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
 
 
 def judge(probed: Sequence[ProbedNode], request: DoctorRequest) -> list[Finding]:
-    """Return the findings of all checks on the nodes' facts. Pure, except for the mode of the token file."""
+    """Return the findings of all checks on the nodes' facts. Pure, except for the token file and the environment."""
     here = rules.of_cluster(request.recorded, request.cluster.forward_env, os.environ)
     if not probed:
         return here

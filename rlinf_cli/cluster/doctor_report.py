@@ -1,4 +1,4 @@
-"""The answers of `rlinf doctor` and `rlinf inspect hardware`: what is examined, as tables and as data."""
+"""The results of `rlinf doctor` and `rlinf inspect hardware`, as tables and as data."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import SoundJob, load_sound
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import all_runs
+from rlinf_core.errors import RunError
 from rlinf_core.job.find_recipe import recipe_of
 from rlinf_core.node import cluster_records
 from rlinf_core.runners.storage.first_contact import FILE, comparisons_text, read_comparisons
 
 SCHEMA: Final = "rlinf.doctor/1"
 HARDWARE_SCHEMA: Final = "rlinf.hardware/1"
-# More good links than this are summarised in one line.
+# More good links than this are summarized in one line.
 _MOST_LINKS: Final = 8
 _DISTRIBUTION: Final = "rlinf-cli"
 _WRONG: Final = (FAULT, CheckVerdict.UNREACHABLE)
 
 
 def examined(file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int) -> Result:
-    """Run the preflight checks on a file's machines, and return what `rlinf doctor` answers.
+    """Run the preflight checks on a file's machines, and return the result of `rlinf doctor`.
 
     Raises:
-        ConfigError: it has several nodes, and nothing says how to reach them.
+        ConfigError: the file has several nodes but no hosts.
     """
     job = load_sound(file, overrides)
     nodes = reachable(job.cluster)
@@ -66,7 +67,7 @@ def examined(file: str, overrides: list[str] | None, name: str | None, *, link_s
         own_recipe=node_probe.recipe_of(recipe, environ) if recipe else None,
         recorded=cluster_records.load(cluster),
         link_seconds=link_seconds,
-        # A link is measured from both of its ends at once.
+        # Measuring a link takes a connection to each of its ends.
         links_at_once=max(1, parallel // 2),
         trials=tuple(trials(job.model)) if trials is not None else (),
     )
@@ -75,7 +76,7 @@ def examined(file: str, overrides: list[str] | None, name: str | None, *, link_s
 
 
 def _packages() -> list[str]:
-    """Return the packages that rlinf and its extras require; none where it is not installed."""
+    """Return the packages that rlinf and its extras require; none if rlinf is not installed."""
     try:
         required = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -84,11 +85,14 @@ def _packages() -> list[str]:
 
 
 def _first_contact(job: SoundJob, recipe: str | None) -> list[Finding]:
-    """Return what the newest run of the experiment compared before its first step; nothing where none did."""
+    """Return a finding about the start-up checks of the experiment's newest run; none without such a run."""
     logger = getattr(getattr(job.model, "runner", None), "logger", None)
-    # As `RunFolder.create` names it.
+    # The same default as in `RunFolder.create`.
     experiment = str(getattr(logger, "experiment_name", None) or recipe or "")
-    folders = all_runs(Path(getattr(logger, "log_path", "runs")))
+    try:
+        folders = all_runs(Path(getattr(logger, "log_path", "runs")))
+    except RunError as error:
+        return [Finding("first contact", WARNING, f"{error.message}: {error.where}: {error.why}", where="run")]
     runs = [folder for folder in folders if folder.state.experiment == experiment]
     for folder in sorted(runs, key=lambda folder: folder.state.created, reverse=True):
         if checks := read_comparisons(folder.path):
@@ -104,7 +108,7 @@ def _first_contact(job: SoundJob, recipe: str | None) -> list[Finding]:
 
 
 def doctor_result(report: DoctorReport) -> Result:
-    """Return what `rlinf doctor` answers."""
+    """Return the result of `rlinf doctor`."""
     code = ExitCode.OK if report.ok else ExitCode.FAILED
     return Result(
         lambda: doctor_text(report, every_node=console.verbosity.verbose),
@@ -117,7 +121,7 @@ def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
     """Return the table and a summary.
 
     Args:
-        every_node: whether nodes with equal findings have a line each.
+        every_node: whether each of several nodes with equal findings has its own line.
     """
     findings = report.findings if every_node else merged(_short(report.findings))
     rows = [(str(finding.verdict), finding.check, finding.where, finding.what, finding.help) for finding in findings]
@@ -170,7 +174,7 @@ def finding_record(finding: Finding) -> dict[str, Any]:
 
 
 def hardware_of(file: str | None, overrides: list[str] | None, name: str | None, *, parallel: int) -> Result:
-    """Return the hardware of a file's nodes, or of the running cluster's nodes, and the exit code.
+    """Return the result of `rlinf inspect hardware` for a file's nodes, or for the running cluster's nodes.
 
     Raises:
         ClusterError: no file is given, and no cluster is up.
@@ -234,7 +238,7 @@ def _trouble(finding: Finding) -> str:
 def hardware_record(
     nodes: Sequence[NodeTarget], probed: Sequence[ProbedNode], findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """Return the same as data."""
+    """Return the hardware of the nodes, and the findings about it, as data."""
     by_rank = {machine.node.rank: machine for machine in probed}
     return {
         "schema": HARDWARE_SCHEMA,

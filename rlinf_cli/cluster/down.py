@@ -14,9 +14,10 @@ from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.progress import ClusterReport, Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.cluster.transports.agent import ask
 from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_core.config.secrets import mask_text
 from rlinf_core.node import cluster_records
 
-# Seconds for Ray's own shutdown, and for all of ending it.
+# Seconds for Ray's own shutdown, and for the whole end of a node.
 GRACE_SECONDS: Final = 8.0
 STOP_SECONDS: Final = 45.0
 _JOBS_SECONDS: Final = 10.0
@@ -45,6 +46,11 @@ class RunningJob(NamedTuple):
         """Return a job that the head lists; see `questions.members`."""
         return cls(str(job["address"]), int(job["pid"]), str(job["command"]), float(job["started"]))
 
+    @property
+    def shown(self) -> str:
+        """Its command line with masked secrets, for display."""
+        return mask_text(self.command)
+
 
 class NodeEnd(NamedTuple):
     """The outcome of taking one node down.
@@ -65,7 +71,7 @@ DownReport: TypeAlias = ClusterReport[NodeEnd]
 
 
 async def running_jobs(cluster: str, node: NodeTarget, transport: Transport) -> list[RunningJob]:
-    """Return the running jobs of a cluster, which a node of it asks the head for; empty if the head is gone."""
+    """Return the running jobs of a cluster, as its head tells the node `node`; empty if the head is gone."""
     request: dict[str, Any] = {"verb": "members", "cluster": cluster, "wanted": [], "deadline": _JOBS_SECONDS}
     answer = await ask(transport, node, request, deadline=_JOBS_SECONDS + 25.0 + _MARGIN_SECONDS + node.connect_seconds)
     if answer.data is None:
@@ -91,7 +97,8 @@ async def take_down(
     """
     begun = time.monotonic()
     cluster = identity.cluster_id(name)
-    # A node started by hand ends itself, maybe concurrently with others on a shared home; the head keeps the record.
+    # Nodes started by hand are ended one by one, perhaps concurrently on a shared home, so they take no lock. The head
+    # keeps the record.
     alone = all(node.host is None and not node.is_head for node in nodes)
     with nullcontext() if alone else identity.locked(name):
         ends: dict[int, NodeEnd] = {}
@@ -161,7 +168,7 @@ def _left(data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _record(name: str, ends: dict[int, NodeEnd]) -> None:
-    """Remove clean nodes from the record, and the record with the last of them."""
+    """Remove clean nodes from the record, and the record with the last node."""
     record = cluster_records.load(name)
     if record is None:
         return
@@ -169,7 +176,7 @@ def _record(name: str, ends: dict[int, NodeEnd]) -> None:
     rest = tuple(
         node._replace(process=None, address=None, folder=None) if node.rank in clean else node for node in record.nodes
     )
-    # Nothing was ever started on such a node.
+    # A node without a folder runs nothing.
     if all(node.folder is None for node in rest):
         cluster_records.forget(name)
     else:

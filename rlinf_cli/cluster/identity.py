@@ -1,4 +1,4 @@
-"""Name, id, token and lock of a cluster that this user brings up; its record is in `node`."""
+"""The name, id, token and lock of a cluster that this user brings up."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import re
 import secrets
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.node import node_facts
-from rlinf_core.node.cluster_records import folder, make_folder, token_file
+from rlinf_core.node.cluster_records import folder, make_folder, token_file, write
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
 DEFAULT_NAME: Final = "default"
@@ -32,23 +31,24 @@ def cluster_name(file: str, name: str | None = None) -> str:
         if not _NAME.match(name):
             raise ConfigError(
                 f"`{name}` is not a valid cluster name",
-                help="use up to 64 letters, digits, `_`, `-` and `.`, starting with a letter",
+                help="use up to 64 letters, digits, `_`, `-` and `.`, starting with a letter or a digit",
             )
         return name
     stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", Path(file).stem).strip("-.")[:64]
-    return stem or DEFAULT_NAME
+    # Files whose names have no such letter must not share a cluster.
+    return stem or (DEFAULT_NAME if file == "-" else f"cluster-{cluster_id(Path(file).stem)}")
 
 
 def cluster_id(name: str) -> str:
-    """Return the id that marks a cluster on its nodes; derived from the name, so that it is found without a record."""
+    """Return the id that marks a cluster on its nodes, derived from the name so that it is known without a record."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def token_of(name: str, *, fresh: bool = False) -> str:
-    """Return the token of a cluster; create it if there is none.
+    """Return the token of a cluster; create it if it is missing or a `fresh` one is wanted.
 
     Raises:
-        RLinfError: the token file is readable by others.
+        RLinfError: the token file is readable by others, or holds no token.
     """
     if not fresh:
         help = f"run `chmod 600` on it if it is certainly unread, else `rlinf down` and `rlinf up` cluster `{name}`"
@@ -64,26 +64,31 @@ def token_of(name: str, *, fresh: bool = False) -> str:
 def _read_token(path: Path, refusal: str, help: str) -> str:
     if path.stat().st_mode & 0o077:
         raise RLinfError(refusal, where=str(path), help=help)
-    return path.read_text(encoding="ascii").strip()
+    words = path.read_text(encoding="ascii", errors="replace").split()
+    if len(words) != 1 or not words[0].isascii():
+        help = "copy it again from node 0, or `rlinf down` and `rlinf up` the cluster"
+        raise RLinfError("the file holds no token of a cluster", where=str(path), help=help)
+    return words[0]
 
 
 def keep_token(name: str, token: str) -> None:
     """Write the token of a cluster, readable by this user only."""
-    make_folder()
-    node_facts.write_private(str(token_file(name)), token)
+    write(token_file(name), token)
 
 
 def shared_token(name: str, file: str | None, alone_rank: int | None, seconds: float) -> str | None:
-    """Return the token for a node started by hand; None if the cluster's own is used or made.
+    """Return the token for a node started by hand; None if this machine uses or creates the cluster's own.
 
-    Node 0 makes it. The others wait for the same file on a shared home.
+    Node 0 creates the token. The others wait for its file on a shared home.
 
     Args:
+        name: the cluster.
         file: the file of the token, if the user names one.
         alone_rank: the rank of a node that is started on its own machine, else None.
+        seconds: the seconds to wait for the file.
 
     Raises:
-        RLinfError: it does not appear in time, or is readable by others.
+        RLinfError: the token does not appear in time, is none, or is readable by others.
     """
     if file is None and (alone_rank in (None, 0)):
         return None
@@ -92,7 +97,7 @@ def shared_token(name: str, file: str | None, alone_rank: int | None, seconds: f
     while not path.exists() and file is None and time.monotonic() < end:
         time.sleep(_PAUSE)
     try:
-        token = _read_token(path, "the token is readable by others", "run `chmod 600` on it")
+        return _read_token(path, "the token is readable by others", "run `chmod 600` on it")
     except OSError as error:
         raise RLinfError(
             "this node has no token of the cluster",
@@ -100,9 +105,6 @@ def shared_token(name: str, file: str | None, alone_rank: int | None, seconds: f
             why=str(error.strerror),
             help="node 0 creates it: start node 0 first, and pass its file to the others with `--token-file`",
         ) from None
-    if not token:
-        raise RLinfError("the token is empty", where=str(path), help="copy it again from node 0")
-    return token
 
 
 @contextmanager
@@ -127,8 +129,9 @@ def locked(name: str, seconds: float = 0.0) -> Generator[None, None, None]:
             )
         time.sleep(_PAUSE)
     try:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"pid {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode(), 0)
+        with suppress(OSError):  # on a full disk the lock holds nevertheless
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"pid {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode(), 0)
         yield
     finally:
         if not (folder() / f"{name}.json").exists():

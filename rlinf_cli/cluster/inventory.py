@@ -1,7 +1,4 @@
-"""The machines of the `cluster` section: how to reach each, and what to start there.
-
-Pure: nothing here touches a machine.
-"""
+"""The machines of the `cluster` section: how to reach each, and what to start there. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ GROUP_LABEL: Final = "rlinf.io/group"
 # A valid value of a Ray label.
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
 _CONNECT_SECONDS: Final = 10.0
-_LOOPBACK: Final = ("127.", "::1")
 
 
 class GroupEnvironment(NamedTuple):
@@ -46,7 +42,7 @@ class GroupEnvironment(NamedTuple):
     has_robots: bool = False
 
     def request(self) -> dict[str, Any]:
-        """Return it in the form that `node_env` reads."""
+        """Return the environment in the form that `node_env` reads."""
         names = [name for name in self.variables if name in PATH_LISTS]
         return {"interpreter": self.interpreter, "env": dict(self.variables), "prepended": names}
 
@@ -61,10 +57,10 @@ class NodeTarget:
         groups: the labels of its node groups, in the order of the file.
         ssh: its ssh settings; empty for this machine.
         interpreter: absolute path of the Python that runs Ray there.
-        declared_interpreter: whether the file names it; else it is the path of this process's interpreter.
-        accelerators: the accelerators, as its group declares, or None.
-        memory_gib: the least that its groups declare, or None.
-        robots: the robots, as its groups declare, as (hardware type, unit).
+        declared_interpreter: whether the file names that path; else it is the path of this process's interpreter.
+        accelerators: the accelerators that its group declares, or None.
+        memory_gib: the least memory that its groups declare, or None.
+        robots: the robots that its groups declare, as (hardware type, unit).
         forwarded: the names of the variables forwarded from the driver.
         environments: further environments, with their own interpreters, for processes there.
     """
@@ -88,22 +84,22 @@ class NodeTarget:
 
     @property
     def name(self) -> str:
-        """`node 3 (trainer03)`, for messages."""
+        """Its name in messages, as in `node 3 (trainer03)`."""
         return f"node {self.rank} ({self.host or 'this machine'})"
 
     @property
     def connect_seconds(self) -> float:
-        """Time limit for connecting to it in seconds; 0 for this machine."""
+        """The time limit for connecting to it, in seconds; 0 for this machine."""
         return (self.ssh.connect_timeout or _CONNECT_SECONDS) if self.host is not None else 0.0
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment variables for Ray. Those of groups are only for their processes."""
+        """The environment variables for Ray, without those of groups, which are for their processes only."""
         return {NODE_RANK.name: str(self.rank), PORTS.name: self.ports.data}
 
     @property
     def labels(self) -> dict[str, str]:
-        """Ray's labels for the node; a name that is not a valid label value is replaced by its digest."""
+        """Ray's labels for the node; a digest replaces a group name that is not a valid label value."""
         labels = {RANK_LABEL: str(self.rank)}
         if self.groups:
             group = self.groups[0]
@@ -113,7 +109,7 @@ class NodeTarget:
         return labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what must be equal for a running node to be this one, as plain data."""
+        """Return the plain data that must equal a running node's for it to match this one."""
         return {
             "rank": self.rank,
             "groups": list(self.groups),
@@ -125,7 +121,7 @@ class NodeTarget:
 def targets(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     """Return the machines of a validated `cluster` section, by rank.
 
-    The Python of nodes that declare none has the path of this process's interpreter.
+    On nodes that declare no interpreter, it has the path of this process's.
 
     Raises:
         ConfigError: some nodes have a host and others none, or the ports are too few.
@@ -155,36 +151,49 @@ def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:
 def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
     """Return the address at which others reach a node: from the file, its Ray, ssh, or its default route."""
     record: Mapping[str, Any] = facts.get("record") or {}
-    login = facts.get("address")
+    login = str(facts.get("address") or "")
     if declared is not None:
         return declared
     if record.get("alive") and record.get("address"):
         return str(record["address"])
-    if login and not str(login).startswith(_LOOPBACK):
-        return str(login)
+    if login and ":" not in login and not login.startswith("127."):  # nodes reach each other over IPv4
+        return login
     return str(facts["primary"])
 
 
 def place(
-    nodes: Sequence[NodeTarget], node_rank: int | None, head_address: str | None, environ: Mapping[str, str]
+    nodes: Sequence[NodeTarget],
+    node_rank: int | None,
+    head_address: str | None,
+    environ: Mapping[str, str],
+    declared: str | None = None,
 ) -> tuple[int | None, str | None]:
-    """Return the rank of this machine, where each node is started on its own, and the address of node 0.
+    """Return the rank of this machine and the address of node 0, for a node started on its own machine.
 
-    Nodes are started so by hand, Slurm or Kubernetes. Both are None if all nodes are to be started from here; the
-    address is None on node 0 itself.
+    By hand, Slurm or Kubernetes, each node is started on its own machine. If all nodes are to be started from here,
+    the rank is None. The address may be None unless the rank is above 0.
 
     Args:
+        nodes: the nodes of the file.
         node_rank, head_address: the options; by default from Slurm, if the file has no hosts.
+        environ: the environment, for Slurm's variables.
+        declared: `cluster.head_address` of the file, which comes before Slurm's.
 
     Raises:
         ConfigError: there is no such node, the head's address is missing, or there are no hosts.
     """
     if node_rank is None and head_address is not None:
         raise ConfigError("`--head-address` requires `--node-rank`", help="add `--node-rank K`")
+    if head_address is not None and ":" in head_address:
+        what = f"`{head_address}` is an IPv6 address or has a port"
+        help = "give node 0's IPv4 address or name; `cluster.ports` sets the port"
+        raise ConfigError(what, where="--head-address", help=help)
+    if node_rank is None and (len(nodes) == 1 or nodes[0].host is not None):
+        return None, declared
+    rank_of_slurm, first_of_slurm = _from_slurm(environ)
+    address = head_address or declared
     if node_rank is None:
-        if len(nodes) == 1 or nodes[0].host is not None:
-            return None, None
-        node_rank, head_address = _from_slurm(environ)
+        node_rank, address = rank_of_slurm, address or first_of_slurm
     if node_rank is None:
         raise ConfigError(
             f"the file has {len(nodes)} nodes and no hosts",
@@ -193,11 +202,11 @@ def place(
         )
     if node_rank >= len(nodes):
         raise ConfigError(f"the file has no node {node_rank}", help=f"its nodes are 0 to {len(nodes) - 1}")
-    if node_rank > 0 and head_address is None:
-        head_address = _from_slurm(environ)[1]
-        if head_address is None:
+    if node_rank > 0:
+        address = address or first_of_slurm
+        if address is None:
             raise ConfigError("the address of node 0 is missing", help="add `--head-address A`")
-    return node_rank, head_address
+    return node_rank, address
 
 
 def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
@@ -211,7 +220,7 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
 
 
 def here(nodes: Sequence[NodeTarget]) -> tuple[NodeTarget, ...]:
-    """Return the nodes as local ones, without ssh."""
+    """Return the nodes as local nodes, without ssh."""
     return tuple(replace(node, host=None, ssh=SshConfig()) for node in nodes)
 
 
@@ -219,7 +228,7 @@ def _hosts(cluster: ClusterConfig) -> dict[int, str]:
     """Return the ssh destination of each node; empty if the file names none.
 
     Raises:
-        ConfigError: some nodes have one and others don't.
+        ConfigError: some nodes have a host and others do not.
     """
     hosts = hosts_by_rank(cluster)
     missing = [rank for rank in range(cluster.num_nodes) if rank not in hosts]
@@ -238,6 +247,8 @@ def _target(cluster: ClusterConfig, rank: int, host: str | None, ports: NodePort
     ssh = cluster.ssh
     for group in reversed(members):
         ssh = group.ssh.over(ssh) if group.ssh else ssh
+    if host is not None and "@" in host:
+        ssh = SshConfig(user=host.rpartition("@")[0]).over(ssh)
     declared = ray_interpreter(cluster, rank)
     interpreter = declared or sys.executable
     return NodeTarget(
@@ -248,7 +259,11 @@ def _target(cluster: ClusterConfig, rank: int, host: str | None, ports: NodePort
         interpreter=interpreter,
         declared_interpreter=declared is not None,
         ports=ports,
-        accelerators=next((group.accelerators for group in members if group.accelerators), None),
+        accelerators=min(
+            (group.accelerators for group in members if group.accelerators),
+            key=lambda declared: declared.model is None,
+            default=None,
+        ),
         memory_gib=min((group.memory_gib for group in members if group.memory_gib is not None), default=None),
         robots=tuple(
             (group.hardware.type, unit)
@@ -265,7 +280,7 @@ def _target(cluster: ClusterConfig, rank: int, host: str | None, ports: NodePort
 def _environments(
     cluster: ClusterConfig, rank: int, members: Sequence[NodeGroup], ray: str
 ) -> tuple[GroupEnvironment, ...]:
-    """Return the environments of processes that may run on a node, except that of its Ray."""
+    """Return the environments of processes that may run on a node, without Ray's own."""
     with_robots = {group.label: group.hardware is not None for group in members}
     environments: dict[str, GroupEnvironment] = {}
     for label in (*with_robots, CLUSTER_LABEL):

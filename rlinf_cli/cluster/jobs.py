@@ -1,4 +1,4 @@
-"""Running jobs, inspected from outside: by the drivers' records, else by querying a cluster's Ray."""
+"""The inspection of running jobs from outside: by the drivers' records, else by a cluster's Ray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 10.0
 
 
 def find_job(name: str | None = None) -> JobRecord:
-    """Return the running job of this name, or the newest one: of this machine's drivers, else of its cluster.
+    """Return the running job of this name, or the newest job: of this machine's drivers, else of its cluster.
 
     Raises:
         ClusterError: no such job of this user runs here or on the known cluster.
@@ -55,11 +55,11 @@ def job_of(folder: RunFolder) -> JobRecord:
     """Return the job of an active run, found by its driver.
 
     Raises:
-        RunError: it is not active, is another machine's, or has launched nothing yet.
+        RunError: the run is not active, its driver is not visible here, or it has launched nothing yet.
     """
     state = folder.state
     if not state.going_on:
-        raise RunError(f"{folder.path.name} is not active: it is {state.status}", where=str(folder.path))
+        raise RunError(f"{folder.path.name} is not active: it is {state.outcome[0]}", where=str(folder.path))
     if not state.alive:
         raise RunError(
             "the run's driver cannot be seen from here",
@@ -95,7 +95,7 @@ def _jobs_of_cluster() -> list[JobRecord]:
 
 
 class Inspector:
-    """A connection to the manager of a running job, from outside of the job."""
+    """A connection to the manager of a running job from outside the job."""
 
     def __init__(self, record: JobRecord) -> None:
         self._record = record
@@ -124,7 +124,7 @@ class Inspector:
             ) from error
 
     def read_stacks(self, helper: str, request: StackRequest) -> list[ProcessStacks]:
-        """Return the stacks that another process of the job reads.
+        """Return stacks, as read by another process of the job.
 
         Raises:
             RuntimeFailure: the manager or that process does not answer, or cannot read them.

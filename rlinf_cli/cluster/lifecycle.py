@@ -1,4 +1,4 @@
-"""`rlinf up` and `rlinf down`: from options and records to nodes with the progress shown, and the answers."""
+"""`rlinf up` and `rlinf down`: requests from options and records, their execution with progress, and the results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prepare(
     cluster = job.cluster
     name = identity.cluster_name(file, name)
     nodes = targets(cluster)
-    rank, head_address = place(nodes, node_rank, head_address, os.environ)
+    rank, head_address = place(nodes, node_rank, head_address, os.environ, cluster.head_address)
     token = identity.shared_token(name, token_file, rank, timeout) if authenticated else None
     archive = agent.archive(Path(code)) if code is not None else None
     return UpRequest(
@@ -61,7 +61,7 @@ def prepare(
         path=os.path.realpath(job.files[0]) if file != "-" else "",
         section=section_digest(cluster),
         nodes=nodes if rank is None else here(nodes),
-        head_address=head_address or cluster.head_address,
+        head_address=head_address,
         authenticated=authenticated,
         only=rank,
         wait_head=rank is not None,
@@ -81,7 +81,7 @@ def watch(request: UpRequest, *, parallel: int) -> UpReport:
 
 
 def up_or_back(request: UpRequest, *, parallel: int, rollback: bool) -> UpReport:
-    """Bring the cluster up; with `rollback`, take the nodes that were started down again if one failed."""
+    """Bring the cluster up; with `rollback`, take the started nodes down again if a node failed."""
     try:
         report = watch(request, parallel=parallel)
     except KeyboardInterrupt:
@@ -102,12 +102,12 @@ def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence
 
 
 def jobs_of(name: str, node: NodeTarget) -> list[RunningJob]:
-    """Return the jobs that run on a cluster, which one of its nodes asks the head for."""
+    """Return the running jobs of a cluster, as its head tells the node `node`."""
     return run(running_jobs(identity.cluster_id(name), node, Transport()))
 
 
 def nodes_to_end(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:
-    """Return the name of the cluster that `down` ends, and its nodes: from its record, else from the file."""
+    """Return the name and the nodes of the cluster that `down` ends, from its record, else from the file."""
     record = cluster_records.recorded(identity.cluster_name(file or "", name) if file or name else None)
     if record is not None and node_rank is None:
         started = {node.rank for node in record.nodes if node.folder is not None}
@@ -125,7 +125,7 @@ def nodes_to_end(file: str | None, name: str | None, node_rank: int | None) -> t
 UP_SCHEMA: Final = "rlinf.up/1"
 PLAN_SCHEMA = "rlinf.up-plan/1"
 DOWN_SCHEMA = "rlinf.down/1"
-# Failures beyond these are only counted.
+# Further failures are only counted.
 _MOST_FAILURES = 10
 _LONGEST_COMMAND: Final = 100
 
@@ -141,7 +141,7 @@ def _show_failures(failures: Sequence[NodeFailure]) -> None:
 
 
 def _spoken(failure: NodeFailure) -> str:
-    """Return the exit code and the last lines, unless the cause already holds them."""
+    """Return the exit code and the last lines of output, unless the cause already holds them."""
     named = f"exit code {failure.exit_code}"
     code = named if failure.exit_code and named not in failure.why else ""
     lines = "" if failure.last_lines.strip() == failure.why.strip() else failure.last_lines.strip()
@@ -149,12 +149,12 @@ def _spoken(failure: NodeFailure) -> str:
 
 
 def up_result(report: UpReport) -> Result:
-    """Print the nodes that failed, and return what `rlinf up` answers."""
+    """Print the nodes that failed, and return the result of `rlinf up`."""
     return _answered(UP_SCHEMA, report, up_text(report), address=report.address or None)
 
 
 def up_text(report: UpReport) -> str:
-    """Return `cluster hetero18 is up: 18 nodes, head 10.0.0.1:20000 (3 started, 15 were up), 7.2 s`."""
+    """Return a line as `cluster hetero18 is up: 18 nodes, head 10.0.0.1:20000 (3 started, 15 were up), 7.2 s`."""
     ups = [node for node in report.nodes if node.up]
     started = sum(node.changed for node in ups)
     if report.ok and not started:
@@ -168,7 +168,7 @@ def up_text(report: UpReport) -> str:
 
 
 def down_result(report: DownReport) -> Result:
-    """Print the nodes that failed, and return what `rlinf down` answers."""
+    """Print the nodes that failed, and return the result of `rlinf down`."""
     return _answered(DOWN_SCHEMA, report, down_text(report))
 
 
@@ -205,7 +205,7 @@ def down_text(report: DownReport) -> str:
 
 
 def plan_result(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> Result:
-    """Return what `rlinf up --dry-run` answers: the planned actions for each node."""
+    """Return the result of `rlinf up --dry-run`: the planned settings of each node."""
     record = {
         "schema": PLAN_SCHEMA,
         "cluster": name,
@@ -254,7 +254,7 @@ def _masked_env(node: NodeTarget) -> dict[str, str]:
 
 
 def nothing_recorded(cluster: str | None) -> Result:
-    """Return that there is no cluster to take down from here.
+    """Return the result of `rlinf down` if there is no cluster to take down from here.
 
     Raises:
         ClusterError: a node started with `--node-rank` runs here.
@@ -284,6 +284,6 @@ def agreed(cluster: str, jobs: list[str]) -> bool:
 
 def job_line(job: RunningJob) -> str:
     """Return a job in one line."""
-    command = job.command.strip()
+    command = job.shown.strip()
     shown = (command.splitlines() or [""])[0][:_LONGEST_COMMAND]
     return f"pid {job.pid} on {job.address}: {shown}{'' if shown == command else ' ...'}"

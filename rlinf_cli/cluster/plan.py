@@ -21,12 +21,12 @@ Facts: TypeAlias = Mapping[str, Any]
 
 
 class Action(StrEnum):
-    """The action that is taken on a node."""
+    """The action on a node."""
 
     START = "start"
     KEEP = "keep"
     RESTART = "restart"
-    """It runs, but its head is gone."""
+    """The node runs, but its head is gone."""
 
 
 class LocalSoftware(NamedTuple):
@@ -49,9 +49,9 @@ class NodeState:
     """A node on its way up.
 
     Attributes:
-        facts: what it said of itself, see `node_probe.probe`; None until it has answered.
-        action: what is to be done; None until that is decided, or where nothing can be.
-        record: the record of its Ray, once that is up.
+        facts: its facts, see `node_probe.probe`; None until it has answered.
+        action: the chosen action; None before the choice, or if no action is possible.
+        record: the record of its Ray once that is up, else None.
     """
 
     target: NodeTarget
@@ -75,7 +75,7 @@ class NodeState:
         return {**self.target.fingerprint(), **own.spec}
 
 
-# Message, cause and remedy.
+# The message, cause and remedy of a failure.
 Fault: TypeAlias = tuple[str, str, str]
 
 
@@ -104,13 +104,16 @@ def decide(nodes: Sequence[NodeState], own: LocalSoftware) -> list[NodeFailure]:
 
 
 def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:
-    """Check that no running node would be forgotten because it is no longer in the file.
+    """Check that every running node of the cluster is still in the file, so that none is forgotten.
 
     Args:
+        before: the record of the running cluster, or None.
+        name: the name of the cluster.
+        nodes: the nodes of the file.
         alone: whether each node is started by hand, so that none has a host.
 
     Raises:
-        RLinfError: a node that is up is not in the file, or elsewhere.
+        RLinfError: a running node is not in the file, or has another host there.
     """
     wanted = {node.rank: node.host for node in nodes}
     for node in before.nodes if before is not None else ():
@@ -152,7 +155,7 @@ def _refuse_contradictions(nodes: Sequence[NodeState], own: LocalSoftware) -> No
 
 
 def _conflicts(node: NodeState, own: LocalSoftware) -> Iterator[str]:
-    """Return how a running node contradicts the file."""
+    """Yield sentences on how a running node contradicts the file."""
     record = node.running
     if record is None:
         return

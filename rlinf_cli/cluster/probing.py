@@ -1,4 +1,4 @@
-"""Reaching the nodes of a file, or of the recorded cluster."""
+"""The nodes of a file or of the recorded cluster, for commands that connect to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reachable(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     """Return the machines of a cluster, by rank.
 
     Raises:
-        ConfigError: it has several nodes and no hosts to reach them by.
+        ConfigError: the cluster has several nodes but no hosts.
     """
     from rlinf_cli.cluster.inventory import targets
 
@@ -39,10 +39,10 @@ def reachable(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
 def prober(file: str, assume: Sequence[str] | None = None, *, live: bool = True) -> Probe | None:
     """Return a function that probes the nodes of a file for their accelerators, or None without `live`.
 
-    It raises `ClusterError` where a node cannot be probed.
+    The function raises `ClusterError` if a node cannot be probed.
 
     Raises:
-        typer.BadParameter: accelerators are assumed, too.
+        typer.BadParameter: `live` and `assume` are both given.
     """
     if not live:
         return None
@@ -66,10 +66,10 @@ def prober(file: str, assume: Sequence[str] | None = None, *, live: bool = True)
 
 
 def recorded_cluster(name: str | None) -> ClusterRecord:
-    """Return the cluster that is up, or the one of that name.
+    """Return the record of the cluster of this name, or without a name of the only one.
 
     Raises:
-        ClusterError: it does not exist.
+        ClusterError: there is no such cluster.
     """
     from rlinf_core import env_vars
     from rlinf_core.node import cluster_records

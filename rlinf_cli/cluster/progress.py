@@ -1,5 +1,5 @@
-"""The phases of nodes that come up or go down, their failures, and the view of them: a redrawn table on a terminal,
-lines elsewhere."""
+"""The phases and failures of nodes that come up or go down, and their view: a redrawn table on a terminal, else
+lines."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlinf_cli.console.console import unguarded_stream
 from rlinf_core.foreign.terminal_text import replaced
 
 T = TypeVar("T")
-# Beyond this many nodes, only failed and late ones are listed, the others counted.
+# Beyond this many nodes, the table lists failed and late nodes, and counts the others.
 _MOST_ROWS = 24
 _MOST_LINES = 40
-# Seconds between messages about a wait where nothing is redrawn.
+# Seconds between messages about a wait if no table is redrawn.
 _WORD_EVERY = 10.0
 
 
@@ -51,7 +51,7 @@ class Event(NamedTuple):
 
     Attributes:
         detail: details, such as the reason of a failure; may be empty.
-        deadline: time limit of a phase that begins, in seconds.
+        deadline: the time limit of a phase that begins, in seconds.
     """
 
     rank: int
@@ -85,7 +85,7 @@ class NodeFailure(NamedTuple):
 
     @classmethod
     def of(cls, node: NodeTarget, phase: Phase, answer: AgentReply) -> NodeFailure:
-        """Return the failure that a reply without data tells."""
+        """Return the failure described by a reply without data."""
         return cls(node.rank, node.name, phase, answer.message, answer.why, answer.help, answer.rc, answer.lines)
 
 
@@ -96,7 +96,7 @@ class ClusterReport(Generic[T]):
     Attributes:
         name: the name of the cluster; empty if none was named and none is up.
         nodes: the outcome of each node.
-        failures: those of the nodes that failed, by rank.
+        failures: the failures of nodes, by rank.
         seconds: the duration.
         address: the address of the head's GCS, empty when it is not up.
     """
@@ -136,7 +136,7 @@ class _Row:
 
     @property
     def waiting(self) -> str:
-        """`join, 12 s of 60 s`."""
+        """The phase and its duration, as in `join, 12 of 60 s`."""
         limit = f" of {self.deadline:.0f} s" if self.deadline else " s"
         return f"{self.phase}, {time.monotonic() - self.since:.0f}{limit}"
 
@@ -151,7 +151,7 @@ class PhaseTable:
         self._word_at = time.monotonic() + _WORD_EVERY
 
     def update(self, event: Event) -> None:
-        """Take one event."""
+        """Show one event."""
         row = self._rows[event.rank]
         row.take(event)
         if self._live is None:
@@ -172,7 +172,7 @@ class PhaseTable:
         self._live = None
 
     def remind(self) -> None:
-        """Print which nodes are awaited, where nothing is redrawn; called periodically."""
+        """Print the awaited nodes, at intervals, if no table is redrawn. Call this periodically."""
         if self._live is not None or time.monotonic() < self._word_at:
             return
         self._word_at = time.monotonic() + _WORD_EVERY
@@ -183,7 +183,7 @@ class PhaseTable:
             console.message(f"waiting for {named}{others}")
 
     async def beside(self, work: Awaitable[T]) -> T:
-        """Return the result of `work`; meanwhile remind of what is awaited."""
+        """Return the result of `work`; meanwhile call `remind`."""
 
         async def tick() -> None:
             while True:
@@ -197,7 +197,7 @@ class PhaseTable:
             ticking.cancel()
 
     def _say(self, row: _Row, event: Event) -> None:
-        """Print every phase of a few nodes; of many nodes only the outcome."""
+        """Print the outcome of every phase for a few nodes; for many nodes only failed and skipped phases."""
         if event.progress is Progress.BEGUN:
             return
         ends = event.progress is not Progress.DONE or event.phase is self._last
@@ -225,7 +225,7 @@ class PhaseTable:
             host = row.node.host or "this machine"
             cells = (str(row.node.rank), host, ", ".join(row.node.groups), phase, row.detail)
             styles = ("", "", "", style, "dim")
-            # `Text`, so that no name or reply of a node is taken for markup.
+            # With `Text`, a name or reply of a node is not interpreted as markup.
             grid.add_row(*(Text(replaced(cell), style=one) for cell, one in zip(cells, styles, strict=True)))
         if len(shown) < len(rows):
             counts = {phase: sum(row.phase is phase for row in rows) for phase in Phase}
@@ -235,6 +235,6 @@ class PhaseTable:
 
 
 def _notable(rows: Iterable[_Row]) -> list[_Row]:
-    """Return failed nodes, then those waiting longest."""
+    """Return failed nodes first, then those waiting longest, up to the limit of rows."""
     order = {Progress.FAILED: 0, Progress.BEGUN: 1}
     return sorted(rows, key=lambda row: (order.get(row.progress or Progress.BEGUN, 2), row.since))[:_MOST_ROWS]

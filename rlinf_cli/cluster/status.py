@@ -53,9 +53,9 @@ class NodeStatus(NamedTuple):
 
     Attributes:
         address: the address at which the others reach it, or None.
-        python, ray, rlinf: versions, or None if unknown.
+        python, ray, rlinf: the versions, or None if unknown.
         detail: why it is not up; empty if it is.
-        holdings, waiting: who holds accelerators and robots there, and which drivers there wait for some.
+        holdings, waiting: the holders of its accelerators and robots, and the drivers on it that wait for devices.
     """
 
     rank: int
@@ -73,7 +73,7 @@ class NodeStatus(NamedTuple):
 
 
 class StatusReport(NamedTuple):
-    """The cluster.
+    """The status of a cluster.
 
     Attributes:
         jobs: the connected drivers, or None if the head did not answer.
@@ -96,11 +96,13 @@ class StatusReport(NamedTuple):
 
 
 def status_of(name: str | None, *, parallel: int) -> Result:
-    """Return the status of a cluster: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded one,
-    else the one whose node was started on this machine by hand.
+    """Return the status of the cluster called `name`.
+
+    Without a name, it is the cluster at `RLINF_ADDRESS`, else the recorded one, else the cluster of the node that was
+    started by hand on this machine.
 
     Raises:
-        ClusterError: it does not exist, or it does not answer.
+        ClusterError: the cluster does not exist or does not answer.
     """
     report = _asked(name, parallel)
     code = ExitCode.OK if report.all_up else ExitCode.UNREACHABLE
@@ -111,7 +113,7 @@ def _asked(name: str | None, parallel: int) -> StatusReport:
     address = env_vars.ADDRESS.get() if name is None else None
     if address is not None and address != attach.LOCAL:
         return cluster_status(address)
-    # Where each node was started by hand, the record is on the head's machine.
+    # If each node was started by hand, only the head's machine has the record.
     here = attach.known() if name is None and cluster_records.recorded() is None else None
     if here is not None:
         attach.prepare(here)
@@ -119,7 +121,7 @@ def _asked(name: str | None, parallel: int) -> StatusReport:
     if name is None and env_vars.CLUSTER.get() is None and cluster_records.recorded() is None:
         alone = _with_holders(NodeStatus(0, (), None, State.ABSENT, detail="no cluster is known here"), listing())
         if alone.holdings or alone.waiting:
-            # Jobs on Rays of their own hold accelerators, too.
+            # Jobs with a private Ray hold accelerators, too.
             return StatusReport(
                 (alone._replace(help="`rlinf ps` shows jobs on Rays of their own"),), (), 0.0, address=""
             )
@@ -129,10 +131,10 @@ def _asked(name: str | None, parallel: int) -> StatusReport:
 def cluster_status(address: str, name: str | None = None) -> StatusReport:
     """Return the nodes by rank, and the running jobs, of the Ray at an address.
 
-    It is joined in the same way as by a job, so that errors are the same.
+    The connection is made as by a job, so that errors are the same.
 
     Raises:
-        ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
+        ClusterError: the cluster cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
     """
     from rlinf_core.cluster.cluster import Cluster
 
@@ -154,7 +156,7 @@ def _joined(node: NodeInfo) -> NodeStatus:
 
 
 def _with_holders(node: NodeStatus, said: Mapping[str, Any]) -> NodeStatus:
-    """Return a node with who holds its devices, and who waits there: a node's `listing`."""
+    """Return a node with the holders of its devices and the waiting drivers, from the node's `listing`."""
     claims, waiting = (tuple(HolderInfo(**one) for one in said[key]) for key in ("claims", "waiting"))
     return node._replace(holdings=claims, waiting=waiting)
 
@@ -202,8 +204,7 @@ def _by_rank(members: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
 
 async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> AgentReply | None:
-    """Return the facts of a node; None for one started by hand on another machine, which cannot be reached from
-    here."""
+    """Return the facts of a node; None for a node started by hand on another machine, which is unreachable here."""
     if node.host is None and not node.is_head:
         return None
     request: dict[str, Any] = {"verb": "probe", "cluster": cluster.id}
@@ -215,7 +216,7 @@ async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: T
     if head is None:
         return None
     ranks = [node.rank for node in cluster.nodes]
-    # A dead node is listed until its heartbeats time out; missing nodes are not waited for.
+    # A dead node stays listed until its heartbeats time out. The short deadline limits the wait for missing nodes.
     request = {"verb": "members", "cluster": cluster.id, "wanted": ranks, "deadline": _MEMBERS_SECONDS}
     deadline = head.connect_seconds + _MEMBERS_SECONDS + _MEMBERS_MARGIN_SECONDS
     answer = await ask(transport, head, request, deadline=deadline)
@@ -301,12 +302,12 @@ def _jobs_text(jobs: tuple[RunningJob, ...] | None) -> str:
         return "jobs: unknown, the head did not answer"
     if not jobs:
         return "jobs: none"
-    rows = [(str(job.pid), job.address, _since(job.started), job.command) for job in jobs]
+    rows = [(str(job.pid), job.address, _since(job.started), job.shown) for job in jobs]
     return "jobs\n" + console.table(("pid", "node", "since", "command"), rows, right=(0,))
 
 
 def _holders_text(nodes: Sequence[NodeStatus]) -> list[str]:
-    """Return who holds which devices, and who waits for what; nothing where nobody does."""
+    """Return the tables of held devices and of waiting jobs, each only if not empty."""
     held = [
         (str(node.rank), device_words(one), job_words(one), str(one.pid), _since(since(one)), progress_words(one))
         for node in nodes
@@ -319,7 +320,7 @@ def _holders_text(nodes: Sequence[NodeStatus]) -> list[str]:
     ]
     blocks: list[str] = []
     if held:
-        # A device of several parts is claimed with each of them.
+        # A device with parts has a claim for each part, which gives equal rows.
         held = list(dict.fromkeys(held))
         blocks.append(
             "held\n" + console.table(("node", "device", "by", "pid", "since", "progress"), held, right=(0, 3))
@@ -336,7 +337,7 @@ def _since(started: float | None) -> str:
 
 
 def status_record(report: StatusReport) -> dict[str, Any]:
-    """Return the same as data."""
+    """Return the status as data."""
     return {
         "schema": SCHEMA,
         "cluster": report.name,
@@ -355,5 +356,5 @@ def status_record(report: StatusReport) -> dict[str, Any]:
             }
             for node in report.nodes
         ],
-        "jobs": None if report.jobs is None else [job._asdict() for job in report.jobs],
+        "jobs": None if report.jobs is None else [{**job._asdict(), "command": job.shown} for job in report.jobs],
     }

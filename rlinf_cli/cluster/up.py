@@ -1,4 +1,4 @@
-"""Bringing the nodes up in parallel, the head first; each phase has a deadline and emits events.
+"""The bring-up of nodes, the head first, then the others in parallel; each phase has a deadline and emits events.
 
 probe every node -> decide -> start the head -> join the others -> verify on the head
 """
@@ -41,15 +41,15 @@ class UpRequest:
 
     Attributes:
         file: the configuration file as named on the command line.
-        path, section: its absolute path, and the digest of its cluster section; see `ClusterRecord`.
-        nodes: all of its nodes, by rank.
+        path, section: the file's absolute path, and the digest of its cluster section; see `ClusterRecord`.
+        nodes: all nodes of the file, by rank.
         head_address: the address at which the nodes reach the head; None to detect it.
         only: the single node to start, which is this machine; None for all.
         wait_head: whether the head may come up after the others, as with nodes started by hand.
         token: the cluster's token, if it was given by the user.
         fingerprint: the fingerprint of the code on this machine; None to skip the comparison.
-        start_seconds: time limit for Ray to start on a node.
-        archive: code for the nodes, packed by `sync.archive`; None if they have it.
+        start_seconds: the time limit for Ray to start on a node.
+        archive: the code for the nodes, packed by `agent.archive`; None if they have it.
     """
 
     name: str
@@ -92,7 +92,7 @@ async def bring_up(request: UpRequest, transport: Transport, emit: Emit) -> UpRe
     Raises:
         RLinfError: the running cluster contradicts the file, or another command is working on it.
     """
-    # Nodes started by hand may share a home; the locks on their machines keep them apart.
+    # Nodes started by hand may share a home, and so take no common lock but the one on their machine.
     alone = request.only is not None and request.only != 0
     with nullcontext() if alone else identity.locked(request.name):
         return await _Run(request, transport, emit).run()
@@ -125,7 +125,7 @@ class _Run:
         usable = [node for node in self._nodes if node.action is not None]
         for node in usable:
             self._done(node, Phase.PROBE)
-        # Written before anything is started, so that `down` always knows where to look.
+        # Saved before anything is started, so that `down` always knows the nodes.
         if usable and self._keeps_record:
             self._save(before)
         if request.archive is not None:
@@ -161,7 +161,7 @@ class _Run:
         return LocalSoftware(await self._fingerprints(), digest, spec)
 
     async def _fingerprints(self) -> frozenset[str] | None:
-        """Fingerprints of the code on this machine, which may have been edited since the command began."""
+        """Return the fingerprints of the code on this machine, which may have been edited since the command began."""
         first = self.request.fingerprint
         if first is None:
             return None
@@ -173,7 +173,7 @@ class _Run:
     async def _ask(
         self, node: NodeState, verb: str, phase: Phase, seconds: float, margin: float = 0.0, **request: Any
     ) -> Facts | None:
-        """Return a node's reply within a phase; without one the node has failed in that phase."""
+        """Return a node's reply within a phase; without a reply, record that the node failed in it."""
         self._begin(node, phase, seconds)
         data = {"verb": verb, "cluster": self._id, **request}
         deadline = seconds + margin + node.target.connect_seconds + _MARGIN_SECONDS
@@ -208,7 +208,7 @@ class _Run:
             self._fail(NodeFailure.of(target, Phase.PROBE if ran else node.phase, answer))
 
     async def _sync(self, node: NodeState) -> None:
-        """Copy the code to a node, which is not started where this fails."""
+        """Copy the code to a node; if that fails, the node is not started."""
         reply = await self._ask(node, "sync", Phase.SYNC, SYNC_SECONDS, archive=self.request.archive)
         if reply is not None:
             self._done(node, Phase.SYNC, f"{reply['files']} files")
@@ -269,9 +269,9 @@ class _Run:
             self._done(node, phase, str(node.record["address"]))
 
     def _head_address(self, facts: Facts) -> str:
-        """Return the head's own address: from the file, else the one ssh reached, else that of its default route.
+        """Return the head's own address: the file's, else that of its Ray, of ssh, or of its default route.
 
-        A single-node cluster uses loopback: its drivers run on that node, and no other machine has to reach it.
+        A single-node cluster without a declared address uses loopback, since its drivers run on that node.
         """
         if self.request.head_address is None and len(self.request.nodes) == 1:
             return _LOOPBACK
@@ -282,7 +282,7 @@ class _Run:
         up = [node for node in self._nodes if node.record is not None]
         if not up or (self.request.only is None and up[0] is not self._head):
             return
-        # A Ray that starts slowly is listed late.
+        # The head lists a slowly starting Ray late, so this phase has the same time limit as the start.
         seconds, ranks = self.request.start_seconds, [node.rank for node in up]
         for node in up[1:]:
             self._begin(node, Phase.VERIFY, seconds)
@@ -357,7 +357,7 @@ class _Run:
 
 
 def _recorded(node: NodeTarget, state: NodeState | None, before: RecordedNode | None) -> RecordedNode:
-    """Return the entry of a node in the record: what this run has seen of it, else what was known before."""
+    """Return the entry of a node in the record: this run's facts, else the earlier entry's."""
     facts, record = (state.facts, state.record) if state is not None else (None, None)
     return RecordedNode(
         rank=node.rank,

@@ -1,8 +1,7 @@
 """The diagnostic codes: the meaning of each rule, with a wrong and a right example.
 
-They are data: a file for each code, in a folder for each loading stage. `rlinf explain`, the documentation and the
-tests read them; reporting a finding does not. The wrong example is also the rule's test: the finding must be at its
-markers.
+Each code is a data file, in the folder of its loading stage. `rlinf explain`, the documentation and the tests read the
+files; reporting a finding does not. The wrong example is also the rule's test: the finding must be at its markers.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ OPEN, CLOSE = "«", "»"
 class Example:
     """A configuration, shown by `rlinf explain` and loaded by the tests.
 
-    A wrong example marks the span that the caret must underline with `«` and `»`, in `text`, in an override or in one
-    of `files`. Without markers the finding is at the start of the file.
+    In a wrong example, `«` and `»` enclose the span to underline, in `text`, in an override or in one of `files`.
+    Without markers the finding is at the start of the file.
 
     Attributes:
         text: the file.
@@ -36,7 +35,7 @@ class Example:
         assume: `--assume` arguments.
         found: the number of accelerators that `--live` finds on every node; None without `--live`.
         data: the bytes of a file that is not text; `text` then describes it.
-        name: the file name to load, where the name is the mistake; no file is written.
+        name: the file name to load if the name is the mistake, in which case no file is written.
     """
 
     text: str
@@ -54,10 +53,10 @@ class Code:
     """A rule.
 
     Attributes:
-        name: kebab case, as shown in brackets.
+        name: its name in kebab case, as shown in brackets.
         severity: its severity in reports.
-        title: one line, no full stop.
-        meaning: why it matters and what to do, a short paragraph or two.
+        title: its title, one line without a full stop.
+        meaning: one or two short paragraphs on why it matters and what to do.
         wrong: an example that triggers it.
         right: the corrected example.
     """

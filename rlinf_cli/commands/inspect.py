@@ -105,7 +105,7 @@ def placement(
     return draw_placement(result, picture, out)
 
 
-@command("rlinf inspect config laptop", "rlinf inspect config job.yaml runner.max_steps=50", app=inspect)
+@command("rlinf inspect config embodied/pick-laptop", "rlinf inspect config job.yaml runner.max_steps=50", app=inspect)
 def config(
     file: FileOrRun,
     overrides: Overrides = None,
@@ -172,7 +172,7 @@ def hardware(
 
 
 @command(
-    "rlinf inspect memory laptop actor.model.hidden_dim=4096",
+    "rlinf inspect memory embodied/pick-laptop actor.model.hidden_dim=4096",
     "rlinf inspect memory runs/embodied-20260314-101502",
     app=inspect,
 )
@@ -185,6 +185,7 @@ def memory(
             "--available GIB",
             "Memory of each node in GiB; by default as the file declares, else that of this machine.",
             min=0.001,
+            max=2**32,
         ),
     ] = None,
     assume: Assume = None,

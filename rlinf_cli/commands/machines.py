@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,7 +29,8 @@ Template = Literal["slurm", "kuberay"]
     needs={"--print": "--with"},
     excludes={
         "--print": "--dry-run --rollback --node-rank --head-address --token-file --block --sync --timeout"
-        " --insecure-no-auth"
+        " --insecure-no-auth",
+        "--insecure-no-auth": "--token-file",
     },
 )
 def up(
@@ -114,14 +117,30 @@ def _job_script(
     from rlinf_cli.cluster.schedulers.kuberay import kuberay
     from rlinf_cli.cluster.schedulers.scheduler_options import parse
     from rlinf_cli.cluster.schedulers.slurm import slurm
-    from rlinf_cli.job.job_file import load_sound
+    from rlinf_cli.job.job_file import load_sound, refuse_secrets
+    from rlinf_core.config.shipped import shipped_configs
     from rlinf_core.config.tree import ScalarNode, find
+    from rlinf_core.errors import ConfigError
 
+    refuse_secrets(overrides, "the script")
+    if file == "-":
+        raise ConfigError("the script reads the file when it runs", where="-", help="write it to a file, and name that")
     job = load_sound(file, overrides)
     nodes, cluster, path = targets(job.cluster), identity.cluster_name(file, name), Path(file)
     checked = parse(options, nodes)
     if scheduler == "slurm":
-        return slurm(cluster, file, nodes, overrides, checked).rstrip("\n")
+        return slurm(cluster, file, nodes, overrides, checked, job.cluster.head_address).rstrip("\n")
+    ours = set(map(os.path.realpath, shipped_configs().values()))
+    bases = [base for base in job.files[1:] if os.path.realpath(base) not in ours]
+    if bases and any(option.key == "job" for option in checked):
+        raise ConfigError(
+            "a RayJob takes one file along, and this one extends another",
+            where=file,
+            why=f"`{bases[0]}` is not in its pods",
+            help=f"print a manifest of one file: `rlinf inspect config {shlex.quote(file)} > whole.yaml` writes it",
+        )
+    if job.cluster.head_address is not None:
+        console.message("`cluster.head_address` has no effect: KubeRay's service is the head's address")
     text = path.read_text(encoding="utf-8") if path.is_file() else None
     log_path = find(job.tree, ("runner", "logger", "log_path"))
     runs = log_path.raw if isinstance(log_path, ScalarNode) else None

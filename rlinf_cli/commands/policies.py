@@ -14,7 +14,7 @@ Format = Literal["safetensors", "torchscript", "onnx"]
 
 @command(
     "rlinf eval runs/embodied-20260314-101502 -n 200",
-    "rlinf eval laptop --checkpoint runs/embodied-20260314-101502",
+    "rlinf eval embodied/pick-laptop --checkpoint runs/embodied-20260314-101502",
     "rlinf eval runs/embodied-20260314-101502 --play -n 9 -o grasps.mp4",
     name="eval",
     needs={"--play": "--show"},
@@ -51,9 +51,9 @@ def evaluate(
 ) -> Result:
     """Evaluate a policy in episodes, or a language model on problems.
 
-    RUN is a run folder or its name. For a FILE give the weights with --checkpoint; without it the initial weights are
-    evaluated. KEY=VALUE replaces a value. The result is written with its settings to `eval.json`; equal weights give an
-    equal one except for `times`.
+    RUN is a run folder or its name. For a FILE give the weights with --checkpoint; without it those that the file names
+    are evaluated. KEY=VALUE replaces a value. The result is written with its settings to `eval.json`; equal weights
+    give an equal one except for `times`.
     """
     from rlinf_cli.run.policies import evaluated, played
 

@@ -48,8 +48,9 @@ def prune(
     """List the runs that would be deleted; --delete deletes them.
 
     RUN... are run folders or their names in the folder of runs; by default all that the options select. A run that is
-    active, or may be active on another machine, is never deleted. Checkpoints outside of the run folder are deleted
-    only if they bear the mark of that run.
+    active, or may be active on another machine, is never deleted, nor one whose files another run of the folder names,
+    as in `actor.model.model_path`. Checkpoints outside of the run folder are deleted only if they bear the mark of that
+    run.
     """
     from rlinf_cli.runs.upkeep import age_in_seconds, pruned
 

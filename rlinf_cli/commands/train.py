@@ -14,9 +14,9 @@ from rlinf_cli.command import Result, command, opt
 @command(
     "rlinf train",
     "rlinf train embodied",
-    "rlinf train math_laptop runner.max_steps=50 actor.seed=7",
-    "rlinf train laptop actor.optim.lr=1e-4,3e-4 --seeds 3",
-    "rlinf train laptop --rehearse",
+    "rlinf train math/sums-laptop runner.max_steps=50 actor.seed=7",
+    "rlinf train embodied/pick-laptop actor.optim.lr=1e-4,3e-4 --seeds 3",
+    "rlinf train embodied/pick-laptop --rehearse",
     excludes={
         "--no-wait": "--share",
         "--rehearse": "--seeds --parallel --folder --dry-run --detach --skip-checks --assume",
@@ -25,14 +25,13 @@ from rlinf_cli.command import Result, command, opt
 def train(
     arguments: Training = None,
     seeds: Annotated[
-        int,
+        int | None,
         opt(
             "--seeds N",
             "Run N times, with every seed of training in the file, plus 0 to N-1.",
-            min=0,
-            show_default=False,
+            min=1,
         ),
-    ] = 0,
+    ] = None,
     parallel: Annotated[
         int, opt("--parallel N", "Of a sweep, run N at the same time; they share the machine.", min=1)
     ] = 1,
@@ -97,7 +96,7 @@ def train(
         if detach or assume or file == "-":
             raise typer.BadParameter("a sweep takes neither standard input nor --detach nor --assume")
         again = ["rlinf", "train", *arguments, *(["--seeds", str(seeds)] if seeds else [])]
-        return sweep(file, overrides, swept, seeds, parallel, folder, again, dry_run=dry_run)
+        return sweep(file, overrides, swept, seeds or 0, parallel, folder, again, dry_run=dry_run)
     if parallel > 1:
         raise typer.BadParameter("it goes with a sweep", param_hint="'--parallel'")
     return start(file, overrides, assume, dry_run=dry_run, detach=detach, already_shown=remote_driver)

@@ -1,1 +1,1 @@
-"""The terminal: streams, signals, paragraphs, and output files."""
+"""The terminal: streams, signals, folded text, and output files."""

@@ -1,22 +1,23 @@
-"""Output to the streams, and to files that the user named: results to standard output, all else to standard error.
+"""Output to the streams and to files that the user named: results to standard output, all else to standard error.
 
-Text is never hard-wrapped in a pipe, and coloured only on a terminal that supports it. A reader that closes early
-(`rlinf ... | head -1`) causes no error and no other exit code.
+Text is never wrapped in a pipe, and colored only on a terminal that supports it. A reader that closes early
+(`rlinf ... | head -1`) causes no error and does not change the exit code.
 
-While a command runs, both streams escape control sequences, whether written by this module, a library, or Ray with the
-lines of workers. No markup is interpreted.
+While a command runs, both streams escape control sequences, whether this module, a library, or Ray with the lines of
+workers writes them. No markup is interpreted.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import stat
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -35,16 +36,16 @@ _RESETS: Final = frozenset(("\x1b[0m", "\x1b[m"))
 
 @cache
 def _colours() -> re.Pattern[str]:
-    """Return the pattern of colours and weights alone: not concealed, not blinking. Few commands need it."""
+    """Return the pattern of sequences that set colors or weights, but do not conceal or blink."""
     return re.compile(rf"\x1b\[(?:{_COLOUR}(?:;{_COLOUR})*)?m")
 
 
 def in_colours(text: str, colours: bool) -> str:
-    """Return a text like `escaped`, but for sequences that set colours: they stay, or are left out.
+    """Return a text with control characters escaped, except for sequences that set colors, which are kept or dropped.
 
     Args:
-        text: the text of any lines.
-        colours: whether they stay. The last of them then ends with the text.
+        text: any text.
+        colours: whether to keep the colors, which are then reset at the end of the text.
     """
     if "\x1b" not in text:
         return escaped(text)
@@ -65,12 +66,12 @@ def in_colours(text: str, colours: bool) -> str:
 
 
 class TerminalStream:
-    """A text stream that writes what a terminal must not act on as escapes. All else is that of the stream.
+    """A wrapper of a text stream that escapes control sequences in written text; else it behaves like the stream.
 
     Args:
-        stream: the one to write to.
-        colours: whether it shows colours.
-        mask: returns a text without secrets.
+        stream: the stream to write to.
+        colours: whether the stream shows colors.
+        mask: a function that removes secrets from a text.
     """
 
     def __init__(self, stream: TextIO, colours: bool, mask: Callable[[str], str]) -> None:
@@ -79,7 +80,7 @@ class TerminalStream:
         self._mask = mask
 
     def write(self, text: str) -> int:
-        """Write a text; return its length. A carriage return may begin it, as in the lines of progress bars."""
+        """Write a text; return its length. A leading carriage return is kept, as progress bars need it."""
         start = "\r" if text.startswith("\r") and not text.startswith("\r\n") else ""
         self.stream.write(start + in_colours(self._mask(text[len(start) :]), self._colours))
         return len(text)
@@ -97,24 +98,24 @@ class TerminalStream:
 
 
 def guarded_stream(stream: TextIO, colours: bool, mask: Callable[[str], str] = str) -> TextIO:
-    """Return a stream around another one; see `TerminalStream`."""
+    """Return a stream wrapped in `TerminalStream`."""
     return cast("TextIO", TerminalStream(stream, colours, mask))
 
 
 def unguarded_stream(stream: TextIO) -> TextIO:
-    """Return the stream itself, for a view that moves the cursor and escapes its texts by itself."""
+    """Return the wrapped stream, for a view that moves the cursor and escapes its texts itself."""
     while isinstance(stream, TerminalStream):
         stream = stream.stream
     return stream
 
 
-# Write errors that are not a bug: a full disk, a quota, a file-size limit, a broken device.
+# Write errors with an external cause: a full disk, a quota, a file-size limit, a broken device.
 OUTPUT_LOST: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 # Wide enough that no table is ever wrapped in a pipe.
 _UNBOUNDED = 10_000
 _NARROWEST = 40
 
-# Control characters that JSON does not escape, and a terminal acts on.
+# Control characters that affect a terminal and that JSON does not escape.
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "cyan": "1;36"}
 
@@ -126,7 +127,7 @@ class Verbosity:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the options of an earlier command."""
+        """Reset the options of an earlier command."""
         self.quiet = False
         self.verbose = False
         self.json = False
@@ -137,9 +138,9 @@ verbosity = Verbosity()
 
 @contextmanager
 def escaping() -> Generator[None, None, None]:
-    """Have both streams escape control characters while the block runs, and standard error mask secrets.
+    """Make both streams escape control characters within the block, and standard error mask secrets.
 
-    Results, which programs read, are masked at their source.
+    Results on standard output, which programs read, are masked at their source.
     """
     before = sys.stdout, sys.stderr
     out, err = (unguarded_stream(stream) for stream in before)
@@ -168,8 +169,16 @@ def result_json(data: Any) -> None:
 
 
 def json_text(data: Any) -> str:
-    """Return JSON that no terminal acts on."""
-    return json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED)
+    """Return data as JSON without raw control characters; a number that is not finite, which JSON lacks, is null."""
+    return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False).translate(_ESCAPED)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in cast("Mapping[Any, Any]", data).items()}
+    return [_finite(value) for value in cast("list[Any]", data)] if isinstance(data, list | tuple) else data
 
 
 def message(text: str) -> None:
@@ -205,7 +214,7 @@ def error_block(what: str, *, where: str | None = None, why: str | None = None, 
 
 
 def colored(stream: TextIO | None = None) -> bool:
-    """Return True if `stream` (standard output by default) is a terminal that supports colours."""
+    """Return whether `stream` (standard output by default) is a terminal that supports colors."""
     terminal = (sys.stdout if stream is None else stream).isatty()
     return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -216,7 +225,7 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
 
 
 def width(stream: TextIO | None = None) -> int:
-    """Return the width of the terminal in columns, or a practically unlimited one elsewhere."""
+    """Return the width of the terminal in columns, or a practically unlimited width without a terminal."""
     if not (sys.stdout if stream is None else stream).isatty():
         return _UNBOUNDED
     from shutil import get_terminal_size
@@ -227,11 +236,13 @@ def width(stream: TextIO | None = None) -> int:
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), keep: Sequence[int] = (0,)
 ) -> str:
-    """Return a table without borders. On a terminal that is too narrow its cells are folded, elsewhere never.
+    """Return a table without borders. Its cells are folded only if a terminal is too narrow.
 
     Args:
-        right: indices of the columns that are aligned to the right.
-        keep: indices of the columns that are not folded, unless they alone take half of the width.
+        headers: the headers of the columns.
+        rows: the cells of each row.
+        right: indices of the right-aligned columns.
+        keep: indices of the columns that are not folded unless wider than half of the terminal.
     """
     from rich.console import Console
     from rich.table import Table
@@ -271,7 +282,7 @@ def _write(stream: TextIO, text: str) -> None:
     except BrokenPipeError:
         _to_nowhere(stream)
     except OSError as error:
-        # Messages are not a reason to end what they are about, as a run whose output goes to a full disk.
+        # A lost message must not end the command, such as a run whose messages go to a full disk.
         if stream is not sys.stderr or error.errno not in OUTPUT_LOST:
             raise
 
@@ -284,7 +295,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 def close() -> None:
-    """Flush both streams. A closed pipe is not an error, and a full disk has been reported."""
+    """Flush both streams, ignoring a closed pipe, and a full disk, which has been reported."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -296,7 +307,7 @@ _READABLE = 100
 
 
 def parts(text: str) -> str:
-    """Return a line of parts, folded between them if it is wider than the terminal."""
+    """Return a line of parts separated by ` · `, folded between parts if it is wider than the terminal."""
     columns, separator = width(), " · "
     first, *others = text.split(separator)
     lines = [first]
@@ -310,7 +321,7 @@ def parts(text: str) -> str:
 
 
 def paragraphs(text: str, indent: str = "") -> str:
-    """Return `text` folded; blank lines separate paragraphs, and an indented paragraph is kept as it is."""
+    """Return `text` with its paragraphs, separated by blank lines, folded; an indented paragraph is not folded."""
     columns = min(width(), _READABLE)
     folded: list[str] = []
     for paragraph in text.strip("\n").split("\n\n"):
@@ -336,14 +347,14 @@ def write_whole(path: Path, text: str) -> None:
     A link itself is replaced, not its target. Devices and pipes, such as /dev/stdout, are written to directly.
 
     Raises:
-        RLinfError: it cannot be written.
+        RLinfError: the file cannot be written.
     """
     from rlinf_core.foreign.files import write_fault
     from rlinf_core.runners.storage import durable
 
     try:
         if path.is_relative_to("/dev") or path.is_relative_to("/proc") or (path.exists() and not path.is_file()):
-            # Fails for a folder, as it should.
+            # For a folder, this raises the error to report.
             path.write_text(text, encoding="utf-8")
             return
         before = path.lstat().st_mode if os.path.lexists(path) else 0
@@ -357,7 +368,7 @@ COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "rlinf_cli")
 
 
 def reason(errors: str, status: int) -> str:
-    """Return in one line what such a command could not do and why, from its standard error and exit status."""
+    """Return in one line the error and cause of a failed `COMMAND`, from its standard error and exit status."""
     lines = errors.strip().splitlines() or [f"exit status {status}"]
     why = next((line.strip().removeprefix("why: ") for line in lines if line.strip().startswith("why: ")), None)
     return lines[0].removeprefix("error: ") + (f": {why}" if why else "")

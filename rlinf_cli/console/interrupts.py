@@ -1,7 +1,7 @@
-"""Handling of terminating signals: exit codes, and a clean end of a run at the first signal, a hard end at the second.
+"""The handling of terminating signals: exit codes, and the end of a run, clean at a signal, hard at a second Ctrl-C.
 
-An exception raised by a signal handler can be lost: an import may replace it, and in callbacks from C code it is only
-printed. So the signal is also recorded, nothing is raised in such places, and a run checks again at its next event.
+An exception raised by a signal handler can be lost: an import may replace it, and callbacks from C code only print it.
+Therefore the signal is also recorded, nothing is raised in such places, and a run checks again at its next event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_core.process.proc import SCHEDULER_WARNINGS, sigterm_deferred
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *SCHEDULER_WARNINGS)
 # Seconds for a clean end of a job.
 GRACE_SECONDS = 20.0
-# Extra seconds once it writes a checkpoint.
+# Seconds for a checkpoint that the job writes meanwhile.
 SAVING_SECONDS = 60.0
 # Seconds to wait for the end of the current step.
 STEP_SECONDS = 10.0
@@ -38,7 +38,7 @@ _LOSING = frozenset({"__del__", "_acquireLock", "_releaseLock"})
 
 
 class CommandSignals:
-    """Record of the terminating signals of the current command.
+    """The record of the terminating signals of the current command.
 
     Attributes:
         code: the exit code for the first signal, or None before it.
@@ -51,7 +51,7 @@ class CommandSignals:
 
     @contextmanager
     def calling(self, on_first: Callable[[], object]) -> Generator[None, None, None]:
-        """Have the first signal within the block call `on_first`, in the handler, instead of raising."""
+        """Make the first signal within the block call `on_first` in the handler; of later ones only Ctrl-C raises."""
         self._on_first = on_first
         try:
             yield
@@ -78,13 +78,12 @@ class CommandSignals:
         if self.code is None:
             self.code = code
         if is_importing(frame):
-            # A command that still imports holds no resources, and the import could replace the exception.
+            # A command that is still importing holds no resources, and the import could replace an exception.
             os._exit(code)
-        if self._on_first is not None:
-            on_first, self._on_first = self._on_first, None
-            on_first()
-            return
-        _raise(code)
+        if self._on_first is None or (self._on_first is _ends_already and number == signal.SIGINT):
+            _raise(code)
+        on_first, self._on_first = self._on_first, _ends_already
+        on_first()
 
     def check(self) -> None:
         """End the command if the exception of a signal was lost."""
@@ -92,12 +91,16 @@ class CommandSignals:
             _raise(self.code)
 
 
+def _ends_already() -> None:
+    """Do nothing at a further signal, see `Interrupts`."""
+
+
 command_signals = CommandSignals()
 
 
 @contextmanager
 def ending_commands() -> Generator[None, None, None]:
-    """Within the block signals end the command."""
+    """Make terminating signals end the command within the block."""
     command_signals.code = None
     command_signals.process = os.getpid()
     with _handled_by(command_signals.take):
@@ -117,20 +120,23 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Generator[N
 
 
 class Interrupts:
-    """Handler that ends a run cleanly at the first signal, within a grace period, and at once at the second.
+    """A handler that ends a run cleanly at the first signal, within a grace period, and at once at a later Ctrl-C.
 
-    `KeyboardInterrupt` or `SystemExit` is raised in the main thread, and only within one function: outside of it a
-    signal is just recorded, so that the end status can be written undisturbed.
+    Other signals may come twice without anybody's impatience: a closing terminal sends SIGHUP from shell and kernel,
+    and a scheduler SIGTERM after its warning. A checkpoint that is being written then must not be lost.
+
+    `KeyboardInterrupt` or `SystemExit` is raised in the main thread, and only within one function: elsewhere a signal
+    is only recorded, so that the end status can be written undisturbed.
 
     Args:
         within: the code object of the function that runs the job.
-        on_first: called in the signal handler of the first signal: it must neither wait nor print.
-        patience: returns the seconds to wait for `check` to be called before raising; called like `on_first`.
+        on_first: called in the handler of the first signal; it must neither wait nor print.
+        patience: returns the seconds to wait for `check` before raising; called like `on_first`.
         holds_nothing: whether the process may end without cleanup.
-        before_hard: called before a hard end; must be fast and not raise.
+        before_hard: called before a hard end; it must be fast and not raise.
 
     Attributes:
-        code: the exit code because of a signal, or None before one.
+        code: the exit code for the first signal, or None before it.
     """
 
     def __init__(
@@ -156,7 +162,7 @@ class Interrupts:
         self._poked = False
         self._raised = False
         self._imports = False
-        # Times: of the first signal, the earliest raise, and the hard end.
+        # The times of the first signal, of the earliest raise, and of the hard end.
         self._began = self._raise_at = self._hard_at = 0.0
         self.code: ExitCode | None = None
 
@@ -175,7 +181,7 @@ class Interrupts:
         """Raise the pending exception of the first signal, at a safe point of the run.
 
         Args:
-            again: raise it even if it was raised before, and lost.
+            again: whether to raise even if the exception was raised before, and lost.
         """
         if self.code is not None and (again or not self._raised):
             self._end_run()
@@ -191,9 +197,7 @@ class Interrupts:
             return
         if self._poked:
             self._poked = False
-        elif self.code is not None:
-            self.end_hard()
-        else:
+        elif self.code is None:
             self._number = signal.Signals(number)
             self._began = now = time.monotonic()
             self._raise_at = now + self._patience()
@@ -201,6 +205,8 @@ class Interrupts:
             self.code = ExitCode(128 + number)
             self._on_first()
             self._came.set()
+        elif number == signal.SIGINT:
+            self.end_hard()
         if not self._raised and time.monotonic() >= self._raise_at and self._is_interruptible(frame):
             self._end_run()
 
@@ -215,7 +221,7 @@ class Interrupts:
         return _holds(frame, lambda caller: caller.f_code is self._within)
 
     def _watch_end(self) -> None:
-        """Retrigger the handler until it could raise, and end the process after the grace period."""
+        """Send the signal again until the handler could raise, and end the process after the grace period."""
         self._came.wait()
         while not self._left.wait(_POKE_SECONDS):
             now = time.monotonic()
@@ -236,15 +242,15 @@ class Interrupts:
             try:
                 stream.flush()
             except (OSError, RuntimeError):
-                continue  # its reader is gone, or the stream is being written to
+                continue  # its reader is gone, or the main thread is writing to it
         os._exit(code)
 
 
 def _is_forked(process: int, number: int) -> bool:
-    """Return whether this process is a fork of the one that handles signals, and has not called `exec` yet.
+    """Return whether this process is a fork, before `exec`, of the process that handles signals.
 
     Ctrl-C also reaches the parent, which ends its children; any other signal has its default action. An exception would
-    be lost, and printed, in the `os.fork` hooks of packages.
+    only be printed in the `os.fork` hooks of packages.
     """
     if os.getpid() == process:
         return False
@@ -255,7 +261,7 @@ def _is_forked(process: int, number: int) -> bool:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported at `frame`."""
+    """Return whether `frame` or one of its callers is importing a module."""
     return _holds(frame, lambda caller: caller.f_code.co_filename.startswith(_IMPORTS))
 
 
@@ -275,10 +281,10 @@ def _raise(code: ExitCode) -> NoReturn:
 
 @contextmanager
 def signals_held() -> Generator[Callable[[], None], None, None]:
-    """Hold terminating signals within the block, until the yielded function is called.
+    """Hold terminating signals back within the block, until the yielded function is called.
 
-    A run can be found and stopped (`rlinf stop`) once its folder exists. Without handlers it would die at that point
-    and leave the status `running` forever.
+    A run can be stopped (`rlinf stop`) once its folder exists. Without handlers it would then die and leave the status
+    `running` forever.
     """
     command_signals.check()
     came: list[int] = []

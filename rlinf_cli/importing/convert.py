@@ -1,7 +1,7 @@
-"""Conversion of one file: composed, renamed key by key, written with its comments, and validated; and its summary.
+"""The conversion of one file, which is composed, renamed key by key, written with its comments and validated.
 
-Unsupported keys are found in three ways: by rows (`foreign.toml`), by what sections lack (`unavailable`), or by
-validating the result: refused values are removed, with the refusal as the reason, until the file is valid.
+Unsupported keys are found in three ways: by rows (`foreign.toml`), by the sections' lists (`unavailable`), or by
+validating the result: rejected values are removed, with the finding as the reason, until the file is valid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlinf_core.job.load import Job
 
 # Findings about this machine rather than the file.
 OF_THIS_MACHINE: Final = frozenset(("missing-extra", "unusable-path", "unknown-variable"))
-# Findings whose keys change what is trained: they stay, and the file is invalid until the user decides.
+# Keys that change what is trained: they are never removed, and the file is invalid until the user decides.
 _NEVER_LEFT_OUT: Final = frozenset(
     (
         "backend",
@@ -129,7 +129,7 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
 def _rules(
     project: projects.Project, recipe: str, tree: MappingNode, values: Values
 ) -> tuple[Table, Mapping[Path, Path]]:
-    """Return the rules for a file, and the sections that are others here."""
+    """Return the rules for a file, and the sections that have other paths here."""
     if project is projects.Project.VERL:
         if recipe == "sft_chat":
             return rows.rules_of("verl_sft"), projects.VERL_SFT_SECTIONS
@@ -147,7 +147,7 @@ def _rules(
 
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
-    """Drop values already set by another key, and values in the place of a section."""
+    """Drop values already set by another key, and values at the path of a section."""
     writer_by_path: dict[Path, str] = {}
     values = [put.path for step in conversion.steps for put in puts(step.result)] + [extra.path for extra in added]
     holders = {path[:size] for path in values for size in range(1, len(path))}
@@ -205,7 +205,7 @@ def _rlinf_math(tree: MappingNode, values: Values) -> Iterator[Added]:
 
 
 def _refusals(conversion: Conversion, job: Job) -> dict[Path, str]:
-    """Return the refused values that can be removed, each with the reason."""
+    """Return the rejected values that can be removed, each with the reason."""
     written_paths = {put.path for step in conversion.steps for put in puts(step.result)} - set(conversion.refused)
     refused: dict[Path, str] = {}
     for diagnostic in job.diagnostics:
@@ -225,13 +225,13 @@ def _refusals(conversion: Conversion, job: Job) -> dict[Path, str]:
     return refused
 
 
-# Keys of one reason that have a line each; `--output json` lists all.
+# More keys with the same reason share a line; `--json` lists all.
 _LISTED: Final = 4
 SCHEMA: Final = "rlinf.import/1"
 
 
 def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
-    """Yield the summary for people; `target` is the file that was written."""
+    """Yield the lines of the summary; `target` is the file that was written, or None."""
     number = converted.counts
     listed = ", ".join(f"{number[fate]} {fate}" for fate in Fate)
     yield f"{target or 'nothing written'}: recipe `{converted.recipe}` ({converted.why}), from {converted.project}"
@@ -260,7 +260,7 @@ def _block(title: str, pairs: list[tuple[str, str]], number: int | None = None) 
 
 
 def _reasons(converted: Converted, fate: Fate) -> list[tuple[str, str]]:
-    """Return keys with their reason; many keys of one reason are one line."""
+    """Return keys with their reasons; many keys with the same reason are one entry."""
     keys_by_reason: dict[str, list[str]] = {}
     for outcome in converted.outcomes:
         if outcome.fate is fate:
@@ -282,7 +282,7 @@ def _findings(diagnostics: list[Diagnostic]) -> list[tuple[str, str]]:
 
 
 def record(converted: Converted, source: str, target: str | None) -> dict[str, Any]:
-    """Return the summary for programs."""
+    """Return the summary as data."""
     from rlinf_cli.job.findings import to_json
 
     return {

@@ -1,4 +1,4 @@
-"""Decisions on each key of a composed file, and the comments that belong to it."""
+"""The decision on each key of a composed file, and the comments that belong to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HYDRA: Final = re.compile(r"#\s*@package\b")
 
 
 class Comments(NamedTuple):
-    """The comments of one value: whole lines above it, and the one after it; each with its `#`."""
+    """The comments of one value: whole lines above it, and the comment after it on its line; each with its `#`."""
 
     above: tuple[str, ...] = ()
     behind: str = ""
@@ -97,7 +97,7 @@ class CommentFinder:
 
     @cached_property
     def _comments(self) -> dict[int, str]:
-        """The lines that are comments by their numbers, without those inside texts of several lines."""
+        """The comment lines by line number, without lines of multi-line texts and Hydra's directives."""
         text_lines: set[int] = set()
         tree = read(self.source, Diagnostics())
         if tree is not None:
@@ -122,7 +122,7 @@ def _behind(span: Span, pattern: re.Pattern[str]) -> str:
 
 
 def _mark(node: Node, text_lines: set[int]) -> None:
-    """Add the lines of scalars to `taken`: a `#` there is text."""
+    """Add the lines of scalars, in which a `#` is text, to `text_lines`."""
     if isinstance(node, ScalarNode):
         text_lines.update(range(node.span.begin.line, node.span.finish.line + (node.span.finish.column > 1)))
     elif isinstance(node, MappingNode):
@@ -135,12 +135,12 @@ def _mark(node: Node, text_lines: set[int]) -> None:
 
 
 _NO_CRITIC: Final = "without `adv_estimator: gae` there is no critic"
-# What users write over in an example, such as `robot_ip: ROBOT_IP`, and the keys that it is found at.
+# A placeholder in an example, such as `robot_ip: ROBOT_IP`, and the endings of keys that have one.
 _PLACEHOLDER: Final = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _ENTERED: Final = ("_ip", "_path", "_port", "_serial")
-# What answers of `foreign_names.py` begin with where nothing is lost.
+# The beginning of remedies in `foreign_names.py` for keys whose removal loses nothing.
 _REMOVED: Final = "remove it: "
-# Sections that are followed: levels of keys, and keys in all. A few lines can refer to each other without end.
+# Limits on following references to sections, in levels and in keys, since a few lines can refer to each other forever.
 _DEEPEST: Final = 12
 _MOST_KEYS: Final = 5_000
 _SO_ANYWAY: Final = "it says what is so anyway"
@@ -218,12 +218,12 @@ class Conversion:
         self.steps.append(KeyDecision(leaf, self._result(leaf, target, reason), section, comments))
 
     def _with_pending(self, comments: Comments) -> Comments:
-        """Return comments, with those of enclosing sections that have no counterpart."""
+        """Return comments, preceded by those of enclosing sections without a counterpart."""
         above, self.pending = (*self.pending, *comments.above), []
         return comments._replace(above=above)
 
     def _section_behind(self, node: Node, source: Path) -> Node:
-        """Return the section that a value refers to; any other value unchanged."""
+        """Return the section to which a value refers; any other value unchanged."""
         is_reference = isinstance(node, ScalarNode) and "${" in node.raw
         if not is_reference or len(source) > _DEEPEST or len(self.steps) > _MOST_KEYS:
             return node
@@ -300,7 +300,7 @@ class Conversion:
         idle = {**known.accepted, **known.same}
         if name in idle and is_accepted(value, idle[name], self.file.tree, self.model):
             return None, _SO_ANYWAY
-        moved = known.moved.get(name) or known.means.get(name)
+        moved = known.moved.get(name) or known.means.get(name) or known.former.get(name)
         if moved is not None:
             return to_path(parse_path(moved)[0]), None
         return None, known.unavailable.get(name)

@@ -1,4 +1,4 @@
-"""The file being written: sections, values and comments in order of insertion, remarks on omitted keys."""
+"""The file being written: sections, values and comments in order of insertion, and remarks on omitted keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FileSection:
     """A mapping, or a list if the keys are numbers.
 
     Attributes:
-        children: its content by key; remarks between it are lines of comments, by an object of their own.
+        children: its content by key, and remarks, which are lines of comments, each by a unique object.
     """
 
     children: dict[object, FileSection | Value | tuple[str, ...]] = field(
@@ -57,7 +57,7 @@ class FileSection:
         return here
 
     def nearest(self, path: Path) -> tuple[FileSection, bool]:
-        """Return the section at a path, or its nearest existing parent; and whether it is that of the path."""
+        """Return the section at a path, or its nearest existing parent, and whether the path exists."""
         here = self
         for segment in path:
             below = here.children.get(segment)
@@ -71,7 +71,7 @@ class FileSection:
         self.nearest(path)[0].children[object()] = tuple(lines)
 
     def has_values(self) -> bool:
-        """Return whether it holds anything but comments."""
+        """Return whether the section holds a value."""
         children = self.children.values()
         return any(
             isinstance(child, Value) or (isinstance(child, FileSection) and child.has_values()) for child in children
@@ -166,7 +166,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
         for put in puts(step.result)
         if put.same and put.path not in conversion.refused
     }
-    # Machines come first, and other sections as in the old file.
+    # The cluster comes first, and other sections follow in the order of the old file.
     sections = [put.path[:1] for step in conversion.steps for put in puts(step.result) if len(put.path) > 1]
     for path in (("cluster",), *sections):
         document.section(path)

@@ -1,6 +1,6 @@
-"""Key names of related projects: what to write instead, for `rlinf validate`, and what they become, for `rlinf import`.
+"""Key names of related projects, with their replacements for `rlinf validate` and their conversion by `rlinf import`.
 
-The tables are in `foreign.toml`; they are loaded for an unknown key, and by `rlinf import`.
+The tables are in `foreign.toml`, which is loaded for an unknown key, and by `rlinf import`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, find, format_path, to_data
 from rlinf_core.config.validating.foreign_names import Renamed, SectionNames
 from rlinf_core.config.validating.model_fields import (
@@ -27,9 +28,10 @@ from rlinf_core.config.validating.model_fields import (
     written_fields,
 )
 from rlinf_core.scalars import YamlBool, kind_of
+from rlinf_core.suggest import quoted
 
 TABLE: Final = FilePath(__file__).with_name("foreign.toml")
-# What `rlinf validate` puts before a reason by which nothing is lost.
+# The prefix of remedies for keys whose removal loses nothing.
 _REMOVED: Final = "remove it: "
 OURS: Final = ("rlinf_core", "recipes")
 PROJECTS: Final = ("RLinf", "verl")
@@ -43,7 +45,7 @@ def foreign_table() -> dict[str, Any]:
 
 @cache
 def tables() -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the entries of every section by kind, by the name of its class."""
+    """Return the entries of every section, by the name of its class and then by kind (fields of `SectionNames`)."""
     table = foreign_table()
     by_section: dict[str, dict[str, dict[str, Any]]] = {}
     for kind in SectionNames._fields:
@@ -65,7 +67,7 @@ def names_of(section: type[BaseModel]) -> SectionNames:
         # A user-defined section may have the name of one of ours.
         if base.__module__.partition(".")[0] in OURS:
             table = tables().get(base.__name__, {})
-            # A section that lacks what its base moves says so.
+            # A key that is unavailable in a section overrides its base's move of that key.
             for key in table.get("unavailable", {}):
                 merged["moved"].pop(key, None)
             for kind, entries in table.items():
@@ -83,8 +85,8 @@ def names_of(section: type[BaseModel]) -> SectionNames:
 
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-    """Return `tree` with keys at their places, and without those that say what is so anyway; see `ForeignNames`."""
-    mover = _Mover(model)
+    """Return `tree` with moved keys and without keys that state our fixed behavior; see `ForeignNames`."""
+    mover = _Mover(model, tree)
     placed, moved = mover.with_moved(mover.mapping(tree, [model], ()), diagnostics)
     return Renamed(_without_accepted(placed, [model], placed, model), moved)
 
@@ -100,33 +102,39 @@ def names_at(annotations: Iterable[object]) -> SectionNames:
 
 
 def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, str]]:
-    """Return the sections in which `name` stands for a field, with the field, shallowest path first."""
+    """Return the paths of sections in which `name` means a field, with the field, shallowest path first."""
     return [
         (place, names_of(section).names[name]) for place, section in sections(model) if name in names_of(section).names
     ]
 
 
 class _Mover:
-    """The keys of a tree that are read as keys of another section."""
+    """A collector of the keys of a tree that are read as keys of another section."""
 
-    def __init__(self, model: type[BaseModel]) -> None:
-        self.model = model
+    def __init__(self, model: type[BaseModel], tree: MappingNode) -> None:
+        self.model, self.tree = model, tree
         self.leaving: list[tuple[Path, Path, Entry]] = []
         self.former: list[tuple[Path, Path, Entry]] = []
+        self.adapted: dict[Path, Path] = {}
+        self.notes: list[Diagnostic] = []
 
     def mapping(self, node: MappingNode, annotations: list[object], path: Path) -> MappingNode:
-        """Return a mapping without these keys, at any depth."""
+        """Return a mapping without these keys, at any depth, and collect the keys."""
         names = names_at(annotations)
         entries: list[Entry] = []
+        if _is_model(annotations):
+            node = self._with_lora(node, path)
         for entry in node.entries:
             key, value = entry.key.raw, entry.value
-            if key in names.means or key in names.former:
-                target: Path = tuple((names.means.get(key) or names.former[key]).split("."))
-                if key in names.former:
+            former = self._former((*path, key)) if key in names.former else None
+            if key in names.means or former is not None:
+                target: Path = tuple((names.means.get(key) or former or "").split("."))
+                if former is not None:
                     self.former.append(((*path, key), target, entry))
                     if self._is_section(target) and not (isinstance(value, MappingNode) and value.entries):
                         continue
-                self.leaving += _leaves((*path, key), target, entry)
+                dropped = foreign_table()["dropped"].get(format_path((*path, key)), ())
+                self.leaving += [leaf for leaf in _leaves((*path, key), target, entry) if leaf[0][-1] not in dropped]
                 continue
             if isinstance(value, MappingNode) and (below := _below(annotations, key)):
                 value = self.mapping(value, below, (*path, key))
@@ -135,18 +143,78 @@ class _Mover:
             return node
         return MappingNode(node.span, tuple(entries))
 
+    def _with_lora(self, node: MappingNode, path: Path) -> MappingNode:
+        """Return a model's section with `lora` in the place of its former keys, a switch and a rank."""
+        switch, rank, lora = map(node.entry, ("is_lora", "lora_rank", "lora"))
+        values = [entry.value.value for entry in (switch, rank) if entry and isinstance(entry.value, ScalarNode)]
+        if not values or any(isinstance(value, str) and value for value in values):
+            return node
+        is_on = switch is not None and isinstance(switch.value, ScalarNode) and switch.value.value is True
+        if is_on and "lora" not in fields_at(self.model, path, self.tree):
+            return node
+        is_on = is_on and (lora is None or to_data(lora.value) is None)
+        former = ("is_lora", "lora_rank", "lora") if is_on else ("is_lora", "lora_rank")
+        entries = [entry for entry in node.entries if entry.key.raw not in former]
+        if is_on and switch is not None:
+            span, size = switch.key.span, values[1] if len(values) > 1 and isinstance(values[1], int) else 32
+
+            def scalar(value: str | float) -> ScalarNode:
+                return ScalarNode(span, str(value), value)
+
+            sizes = (
+                Entry(scalar("rank"), rank.value if rank else scalar(size)),
+                Entry(scalar("alpha"), scalar(2 * size)),
+            )
+            entries.append(Entry(scalar("lora"), MappingNode(span, sizes)))
+            before, now = format_path((*path, "is_lora")), format_path((*path, "lora"))
+            help = f"write `lora: {{rank: {size}, alpha: {2 * size}}}`: the next release reads nothing else"
+            message = f"`{before}` is now `{now}`"
+            self.notes.append(Diagnostic("former-key", Severity.WARNING, message, span, (*path, "is_lora"), help))
+            self.adapted |= {(*path, "is_lora"): (*path, "lora"), (*path, "lora_rank"): (*path, "lora", "rank")}
+        elif rank is not None and values[-1] not in (None, "", 32):
+            message, help = (
+                "`lora_rank` has no effect without `is_lora`",
+                "remove it, or write `lora: {rank: 16, alpha: 32}`",
+            )
+            self.notes.append(
+                Diagnostic("former-key", Severity.WARNING, message, rank.key.span, (*path, "lora_rank"), help)
+            )
+        return MappingNode(node.span, tuple(entries))
+
     def with_moved(self, tree: MappingNode, diagnostics: Diagnostics) -> tuple[MappingNode, dict[Path, Path]]:
         """Return the tree with moved keys in their new sections, and the new path of each.
 
-        Where our key is set as well in the same text, the values must agree; of two texts the later one wins.
+        If the same text also sets the target key, the values must agree; between two texts the later one wins.
         """
-        moved: dict[Path, Path] = {}
+        moved = dict(self.adapted)
+        for note in self.notes:
+            diagnostics.add(note)
+        together: dict[tuple[Path, Path, SourceText], list[tuple[Path, Path, Entry]]] = {}
         for path, target, entry in self.former:
-            self._tell_former(path, target, entry, diagnostics)
+            # Keys that keep their name and move to the same section are one finding.
+            place = (path[:-1], target[:-1]) if path[-1] == target[-1] else (path, target)
+            together.setdefault((*place, entry.key.span.source), []).append((path, target, entry))
+        for (before, now, _), keys in together.items():
+            if keys[1:]:
+                names = quoted(str(path[-1]) for path, _, _ in keys)
+                message = f"{names} of `{format_path(before)}` are now in `{format_path(now)}`"
+                help = "write them there: the next release reads nothing else"
+                span = keys[0][2].key.span
+                diagnostics.add(Diagnostic("former-key", Severity.WARNING, message, span, keys[0][0], help))
+            else:
+                self._tell_former(*keys[0], diagnostics)
         for path, target, entry in self.leaving:
+            # Keys of a removed section may have been renamed since, and may be keys of another kind of their section.
+            if (now := self._former(target)) is not None:
+                target = tuple(now.split("."))
+            elif str(target[-1]) in names_at(types_at(self.model, target[:-1])).former:
+                continue
             moved[path] = target
             if isinstance(entry.value, ScalarNode) and entry.value.value in (None, ""):
-                continue
+                field = fields_at(self.model, target[:-1], tree).get(str(target[-1]))
+                # A null is a value of its own where the key takes one, as of a bound that is switched off.
+                if entry.value.value == "" or field is None or type(None) not in alternatives(field.annotation):
+                    continue
             parent = find(tree, target[:-1])
             twin = parent.entry(str(target[-1])) if isinstance(parent, MappingNode) else None
             if twin is None or _layer(entry) > _layer(twin):
@@ -176,12 +244,22 @@ class _Mover:
         help = f"{do}: the next release reads nothing else"
         diagnostics.add(Diagnostic("former-key", Severity.WARNING, message, entry.key.span, path, help))
 
+    def _former(self, path: Path) -> str | None:
+        """Return the present path of a former key of the kind that its section chooses; None for other keys."""
+        return names_at(types_at(self.model, path[:-1], self.tree)).former.get(str(path[-1]))
+
     def _is_section(self, path: Path) -> bool:
         return any(map(model_of, types_at(self.model, path)))
 
 
+def _is_model(annotations: Iterable[object]) -> bool:
+    """Return whether a section describes a model, by the name of its class, as the table names sections."""
+    sections = [section for section in map(model_of, annotations) if section is not None]
+    return any(base.__name__ == "BareModelConfig" for section in sections for base in section.__mro__)
+
+
 def _leaves(path: Path, target: Path, entry: Entry) -> Iterator[tuple[Path, Path, Entry]]:
-    """Yield the values in an entry, each with its path and with that which it moves to."""
+    """Yield the values in an entry, each with its present path and its new path."""
     if not isinstance(entry.value, MappingNode) or not entry.value.entries:
         yield path, target, entry
         return
@@ -190,7 +268,7 @@ def _leaves(path: Path, target: Path, entry: Entry) -> Iterator[tuple[Path, Path
 
 
 def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:
-    """Return a mapping with an entry at a path, in place of what stood there; sections above it are made."""
+    """Return a mapping with the entry at a path set or replaced; missing sections above it are made."""
     name, below = str(path[0]), path[1:]
     old = node.entry(name)
     if below:
@@ -206,7 +284,7 @@ def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:
 def _without_accepted(
     node: MappingNode, annotations: list[object], tree: MappingNode, model: type[BaseModel]
 ) -> MappingNode:
-    """Return a mapping without the keys that say what is so anyway."""
+    """Return a mapping without the keys that state our fixed behavior."""
     accepted = names_at(annotations).accepted
     entries: list[Entry] = []
     for entry in node.entries:
@@ -222,8 +300,8 @@ def _without_accepted(
 
 
 def is_accepted(node: Node, values: Sequence[object], tree: MappingNode, model: type[BaseModel]) -> bool:
-    """Return whether a value has no meaning: it is empty, or one of `values`, where `${...}` stands for a key's value,
-    which is the default of `model` where the key is absent."""
+    """Return whether a value may be ignored: it is empty or one of `values`. There, `${...}` means a key's value in
+    `tree`, or if the key is absent its default in `model`."""
     if isinstance(node, ScalarNode) and node.value in (None, ""):
         return True
     return any(_says(to_data(node), value, tree, model) for value in values)

@@ -1,6 +1,6 @@
-"""Files of a job as Hydra sees them: a source of configurations that reads each by the rules of our own files.
+"""The files of a job for Hydra: a source of configurations that reads each file by the rules of our own files.
 
-Hydra's own source would open pipes and devices, expand aliases without end, and import packages of a search path.
+Hydra's own source would open pipes and devices, expand aliases without limit, and import packages of a search path.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from rlinf_core.suggest import did_you_mean
 
 DEFAULTS: Final = "defaults"
 HYDRA: Final = "hydra"
-# The package in which Hydra looks for plugins, which may be a folder beside the files.
+# The package in which Hydra looks for plugins, and which may be a folder beside the files.
 _PLUGINS: Final = "hydra_plugins"
-# Far above real use, far below what a malicious file asks for.
+# Far above real use, and low enough to stop a malicious file.
 MAX_FILES: Final = 500
 FORMS: Final = "valid items: `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
 
 
 def named_files(tree: MappingNode, inside: str = "") -> Iterator[tuple[str, Node]]:
-    """Return the files that a tree's defaults list names, as `group/name`, each with its position.
+    """Yield the files that a tree's defaults list names, as `group/name`, each with its node.
 
     Args:
         tree: the content of a file.
@@ -52,7 +52,7 @@ def named_files(tree: MappingNode, inside: str = "") -> Iterator[tuple[str, Node
 
 
 class EndlessDefaultsError(Exception):
-    """Defaults lists that name each other in a `cycle`, or that name too many files."""
+    """Defaults lists name each other in a `cycle`, or, if that is empty, name too many files."""
 
     def __init__(self, cycle: Sequence[str]) -> None:
         super().__init__(cycle)
@@ -60,11 +60,11 @@ class EndlessDefaultsError(Exception):
 
 
 class JobFiles:
-    """The main file of a job, and the files below the folders that are searched for the others.
+    """The main file of a job, and the files below the searched folders.
 
     Attributes:
         main, main_name: the main file, and its name for Hydra.
-        trees: the files that were read, by their names for Hydra, with words and numbers as OmegaConf reads them.
+        trees: the files read so far, by their names for Hydra, with scalars resolved as by OmegaConf.
     """
 
     def __init__(self, main: SourceText, folders: Sequence[str], diagnostics: Diagnostics) -> None:
@@ -83,7 +83,7 @@ class JobFiles:
         return next((path for path in paths if os.path.isfile(path)), None)
 
     def has_group(self, name: str) -> bool:
-        """Return whether a folder `name` is searched."""
+        """Return whether a searched folder has a group `name`."""
         return any(os.path.isdir(os.path.join(folder, name)) for folder in self.folders)
 
     def options(self, group: str) -> list[str]:
@@ -93,7 +93,7 @@ class JobFiles:
         return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
     def tree(self, name: str) -> MappingNode:
-        """Return the content of a file, empty after reporting why it has none."""
+        """Return the tree of a file; an empty tree after reporting an error."""
         if name not in self.trees:
             path = self.path_of(name) or ""
             is_main = path == self.main.name
@@ -107,7 +107,7 @@ class JobFiles:
         return self.trees[name]
 
     def load(self, name: str) -> ConfigResult:
-        """Return a file for Hydra, without settings of Hydra itself."""
+        """Return a file for Hydra, without the settings of Hydra itself."""
         tree = self.tree(name)
         values = tuple(entry for entry in tree.entries if entry.key.raw not in (DEFAULTS, HYDRA))
         data = {**for_hydra(MappingNode(tree.span, values)), DEFAULTS: self._defaults[name]}
@@ -115,7 +115,7 @@ class JobFiles:
         return ConfigResult("rlinf", name, OmegaConf.create(data), header)
 
     def _items(self, tree: MappingNode) -> Iterator[object]:
-        """Yield the items of a defaults list; report the invalid ones, and leave out those of Hydra itself."""
+        """Yield the items of a defaults list, except Hydra's own; report invalid items."""
         listed = tree.get(DEFAULTS)
         if listed is None or (isinstance(listed, ScalarNode) and listed.value is None):
             return
@@ -135,10 +135,10 @@ class JobFiles:
                 yield to_data(item)
 
     def size(self, name: str, above: tuple[str, ...] = ()) -> int:
-        """Return how many files Hydra may read for a file, one that is named twice as two.
+        """Return the maximum number of files that Hydra reads for a file, counting repeated files each time.
 
         Raises:
-            EndlessDefaultsError: the files name each other, or more than `MAX_FILES`.
+            EndlessDefaultsError: the files form a cycle, or are more than `MAX_FILES`.
         """
         if name in above:
             raise EndlessDefaultsError([*above[above.index(name) :], name])
@@ -153,7 +153,7 @@ class JobFiles:
         return self._sizes[name]
 
     def _meant(self, name: str) -> list[str]:
-        """Return the files that a name of a defaults list may mean, which may hold the choice of another group."""
+        """Return the files that a name in a defaults list may mean; it may refer to another group's choice."""
         if "${" in name:
             group, _, pattern = name.rpartition("/")
             pattern = pattern.partition("${")[0] + "*"
@@ -170,7 +170,7 @@ class JobFiles:
         self.report("base-unreadable", f"there is no `{name}.yaml` in {searched}", help, *nodes)
 
     def report_cycle(self, cycle: Sequence[str]) -> None:
-        """Report the defaults lists that name each other; there are too many where none do."""
+        """Report defaults lists that name each other, or, if `cycle` is empty, too many files."""
         if not cycle:
             self.report("extends-cycle", f"the defaults lists name more than {MAX_FILES} files", "merge some of them")
             return
@@ -182,14 +182,14 @@ class JobFiles:
         return named_files(self.trees[file], os.path.dirname(file))
 
     def report(self, code: str, message: str, help: str, *nodes: Node) -> None:
-        """Report an error at the first of some nodes; without one, at the main file's defaults list, or its start."""
+        """Report an error at the first of `nodes`, or without any at the main file's defaults list or start."""
         entry: Entry | None = self.tree(self.main_name).entry(DEFAULTS)
         span = nodes[0].span if nodes else entry.key.span if entry is not None else Span(self.main, 0, 0)
         self.diagnostics.error(code, message, span, (DEFAULTS,), help)
 
 
 class JobConfigSource(ConfigSource):
-    """Hydra's source of the files of one job, which `use` names."""
+    """Hydra's source for the files of the job that `use` sets."""
 
     files: ClassVar[JobFiles | None] = None
 
@@ -222,7 +222,7 @@ class _SearchPath(SearchPathPlugin):
 
 
 def use(files: JobFiles | None) -> None:
-    """Let Hydra compose the files of a job; None for no more. No plugin of Hydra that is installed is imported."""
+    """Set the job whose files Hydra composes, or None. Installed plugins of Hydra are not imported."""
     JobConfigSource.files = files
     others = sys.modules.get(_PLUGINS)
     sys.modules[_PLUGINS] = None  # pyright: ignore[reportArgumentType]

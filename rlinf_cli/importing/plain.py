@@ -1,4 +1,4 @@
-"""Trees and plain data: a tree as Hydra takes it, and what Hydra composes as a tree again."""
+"""The conversion of trees to plain data for Hydra, and of composed data back to trees."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, Sequenc
 _OLD_BOOLEANS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _OLD_INTEGER: Final = re.compile(r"[-+]?\d+(_\d+)+")
 _NOWHERE: Final = Span(SourceText("", ""), 0, 0)
-# A reference to one place, which Hydra may follow where a file sets keys below it. Others stay text for Hydra.
+# A plain reference, which Hydra may have to follow if a file sets keys below it. Other references stay text for Hydra.
 _REFERENCE: Final = re.compile(r"\$\{\s*(?:oc\.select:\s*)?\.*[\w.\[\]]+\s*(?:,\s*(?:null|\{\})\s*)?\}")
-# References that YAML takes without quotes.
+# Texts with references that YAML accepts without quotes.
 _UNQUOTED: Final = re.compile(r"[\w$./][\w.:,/\[\]${}-]*\$\{[\w.:,/\[\]${}-]*[\w}]|\$\{[\w.:,/\[\]${}-]*[\w}]")
-# Stands for the `$` of references that Hydra must not resolve.
+# Replaces the `$` of references that Hydra must not resolve.
 _MARK: Final = "\ue000"
 
 
@@ -49,17 +49,17 @@ def plain(node: Node) -> Any:
 
 
 def for_hydra(node: MappingNode) -> dict[str, Any]:
-    """Return a tree as plain data in which references with resolvers are text."""
+    """Return a tree as plain data in which Hydra sees only plain references."""
     return changed(plain(node), lambda text: text if _REFERENCE.fullmatch(text) else marked(text))
 
 
 def marked(text: str) -> str:
-    """Return a text whose references are none for Hydra and OmegaConf."""
+    """Return a text whose references Hydra and OmegaConf do not recognize."""
     return text.replace("${", f"{_MARK}{{")
 
 
 def from_hydra(data: Any) -> Any:
-    """Return composed data with the references of the files."""
+    """Return composed data with the original references."""
     return changed(data, lambda text: text.replace(f"{_MARK}{{", "${"))
 
 
@@ -73,7 +73,7 @@ def changed(data: Any, change: Callable[[str], str]) -> Any:
 
 
 def tree_of(data: Any, written: Node | None) -> Node:
-    """Return plain data as a tree; where a node of `written` says the same at the same place, it is that node."""
+    """Return plain data as a tree, reusing equal nodes at the same path in `written`."""
     if isinstance(data, dict):
         entries: list[Entry] = []
         for key, value in cast("dict[str, Any]", data).items():
@@ -92,7 +92,7 @@ def tree_of(data: Any, written: Node | None) -> Node:
 
 
 def scalar_of(value: Any) -> ScalarNode:
-    """Return a scalar that no file holds."""
+    """Return a scalar without a position in a file."""
     if isinstance(value, str):
         return ScalarNode(_NOWHERE, value, value, plain=_UNQUOTED.fullmatch(value) is not None)
     if value is None:

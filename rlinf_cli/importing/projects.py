@@ -16,7 +16,7 @@ class Project(StrEnum):
     VERL = "verl"
 
 
-# Sections of verl, with the rlinf section of their keys.
+# The sections of verl, each with the rlinf section of its keys.
 VERL_SECTIONS: Final[dict[Path, Path]] = {
     ("actor_rollout_ref", "actor"): ("actor",),
     ("actor_rollout_ref", "model"): ("actor", "model"),
@@ -25,9 +25,9 @@ VERL_SECTIONS: Final[dict[Path, Path]] = {
     ("reward_model",): ("reward",),
     ("trainer",): ("runner",),
 }
-# Sections of RLinf, likewise.
+# The sections of RLinf with other paths here.
 RLINF_SECTIONS: Final[dict[Path, Path]] = {("actor", "lr_sched"): ("actor", "optim")}
-# Sections of RLinf's evaluations, whose model stands in `rollout.model`, and of verl's fine-tuning.
+# The same for RLinf's evaluations, whose model is in `rollout.model`, and for verl's fine-tuning.
 EVALUATION_SECTIONS: Final[dict[Path, Path]] = {("rollout", "model"): ("actor", "model")}
 VERL_SFT_SECTIONS: Final[dict[Path, Path]] = {
     ("model",): ("actor", "model"),
@@ -35,9 +35,9 @@ VERL_SFT_SECTIONS: Final[dict[Path, Path]] = {
     ("engine",): ("actor", "fsdp_config"),
     ("trainer",): ("runner",),
 }
-# Engine arguments, by engine.
+# The path of inference backends' arguments, by backend.
 ENGINE_OPTIONS: Final[Path] = ("actor_rollout_ref", "rollout", "engine_kwargs")
-# Variables that the launch scripts of RLinf set to folders of its checkout, and their search paths begin with.
+# Variables with which RLinf's search paths begin, and the folders of its checkout to which its launch scripts set them.
 FOLDER_BY_VARIABLE: Final = {
     "EMBODIED_PATH": "examples/embodiment",
     "REPO_PATH": "",
@@ -45,9 +45,9 @@ FOLDER_BY_VARIABLE: Final = {
     "DIFFUSION_PATH": "examples/diffusion",
 }
 _TASKS: Final = {"embodied": "embodied", "sft": "sft", "math": "math", "reasoning": "math"}
-# What marks files of agents, whose loops and tools are programs of RLinf.
+# Sections that mark files of agents, whose loops and tools are programs of RLinf.
 _AGENT_SECTIONS: Final = ("agentloop", "tools", "rollout_server", "eval")
-# Tools of these agents, with the tool of recipe `agent` that does the same.
+# Tools of these agents, each with the equivalent tool of recipe `agent`.
 _AGENT_TOOLS: Final = {"search": "search", "codejudge": "python"}
 _AGENT_TASKS: Final = ("coding_online_rl", "reasoning_eval")
 # Sections that mark a job file, not a fragment.
@@ -112,8 +112,8 @@ def recipe_of(project: Project, tree: MappingNode) -> tuple[str, str]:
 
 
 def agent_tools(tree: MappingNode) -> list[str]:
-    """Return the tools here of a file whose agents call them in a loop of turns; none where its loop is another, as
-    that of several agents with a `workflow` is.
+    """Return our equivalents of a file's tools, if its agent calls tools in a loop of turns; empty for other loops,
+    such as several agents with a `workflow`.
     """
     tools, loop = tree.get("tools"), tree.get("agentloop")
     if not isinstance(tools, MappingNode) or not isinstance(loop, MappingNode):
@@ -124,10 +124,10 @@ def agent_tools(tree: MappingNode) -> list[str]:
 
 
 def _refuse_other_meanings(tree: MappingNode, task_type: str, *, is_agent: bool) -> None:
-    """Refuse a file of RLinf that means neither training nor evaluation of what a recipe has.
+    """Check that no recipe lacks what a file of RLinf trains or evaluates.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the file's agents, token or recording have no counterpart here.
     """
     sections = [name for name in _AGENT_SECTIONS if tree.entry(name) is not None and not is_agent]
     if sections or task_type in _AGENT_TASKS:
@@ -153,7 +153,7 @@ def _refuse_other_meanings(tree: MappingNode, task_type: str, *, is_agent: bool)
 
 
 def placed(placement: MappingNode | None) -> dict[str, str]:
-    """Return the key of each placed component."""
+    """Return the key in `component_placement` of each placed component."""
     entries = placement.entries if placement is not None else ()
     return {piece.name: entry.key.raw for entry in entries for piece in name_pieces(entry.key.raw)}
 

@@ -1,8 +1,8 @@
-"""References of a composed file: values by OmegaConf, and their form in a file of rlinf.
+"""The references of a composed file: their values by OmegaConf, and their form in a file of rlinf.
 
-rlinf references are absolute and have the environment resolver only. A reference to a value that is carried over is
-kept, under the value's new name; any other is replaced by its value. OmegaConf follows references without end, so what
-they cost is counted before; it resolves by the resolvers below alone, none of which runs code.
+rlinf's references are absolute, and its only resolver is the environment. A reference to a value that is carried over
+is kept under the value's new name; any other is replaced by its value. OmegaConf follows references without limit, so
+their cost is counted first. It knows only the resolvers below, none of which runs code.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, children, find, format_path, resolve_plain
 from rlinf_core.suggest import excerpt
 
-# Of one file: characters of references that are looked at, each time that they are; and links from one to the next.
+# Limits on the characters of references read in one file and for one value, and on the links of a chain.
 _MOST_TEXT: Final = 1_000_000
 _MOST_OF_ONE: Final = 1 << 16
 _MOST_LINKS: Final = 40
-# Characters of one text with references.
+# Most characters of a text whose references are resolved.
 _LONGEST: Final = 4_000
 _TOO_MANY: Final = "the references of this file are too many to follow"
 _LARGEST: Final = 2**63
-# Stands before the names of our resolvers, beside which OmegaConf keeps its own.
+# The prefix of our resolvers' names, which keeps them apart from OmegaConf's own.
 _OURS: Final = "rlinf."
 _ANY: Final = re.compile(r"\$\{")
 _REFERENCE: Final = re.compile(r"\$\{\s*(?:(?P<resolver>[A-Za-z_][\w.]*)\s*:|(?P<path>\.*[^\s${}:,]*)\s*\})")
 _RESOLVED: Final = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 _SELECTED: Final = re.compile(r"""\s*["']?(\.*[\w.\[\]]+)["']?\s*[,}]""")
-# A reference without another one in it, by what stands between the braces.
+# A reference that contains no other reference.
 _PIECE: Final = re.compile(r"(\$\{[^${}]*\})")
 _VARIABLE: Final = re.compile(r"\$\{\s*(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?\}\Z", re.DOTALL)
 Number = int | float
 
 
 class UnresolvableError(Exception):
-    """A reference whose value is unknown; the message gives the reason, shortened."""
+    """A reference has no known value; the message gives the reason, shortened."""
 
     def __init__(self, message: str) -> None:
         super().__init__(excerpt(message, 300))
@@ -74,10 +74,10 @@ class References:
             OmegaConf.register_new_resolver(f"{_OURS}{name}", resolver, replace=True)
 
     def value(self, path: Path) -> Any:
-        """Return the value at a path as plain data, all references resolved.
+        """Return the value at a path as plain data, with all references resolved.
 
         Raises:
-            UnresolvableError: it is unknown, or there is none.
+            UnresolvableError: the value is unknown or missing.
         """
         value: Any = self._config
         References.environ_in_use = self.environ
@@ -93,7 +93,7 @@ class References:
             raise UnresolvableError(first or f"`{format_path(path)}` has no value") from error
 
     def section(self, node: Node, path: Path) -> Node:
-        """Return the value that a reference stands for, over all links; any other value unchanged."""
+        """Return the value to which a reference leads over all links; any other value unchanged."""
         target = path
         for _ in range(_MOST_LINKS):
             there = find(self.tree, target)
@@ -111,7 +111,7 @@ class References:
         return node
 
     def _behind(self, path: Path) -> Path:
-        """Return a path below a reference as the path below what it stands for; empty where there is none."""
+        """Return a path below a reference as a path below its target; empty if no reference is above it."""
         for size in range(1, len(path)):
             node = find(self.tree, path[:size])
             if isinstance(node, ScalarNode):
@@ -128,7 +128,7 @@ class References:
             names: the paths of values that are carried over unchanged, each with its path in the new file.
 
         Raises:
-            UnresolvableError: it has no counterpart, and its value is unknown.
+            UnresolvableError: a reference has no counterpart, and the scalar's value is unknown.
         """
         whole = _PIECE.split(node.raw)
         if any("${" in text for text in whole[::2]):
@@ -168,10 +168,10 @@ class References:
         return None if "}" in default else f"${{env:{variable[1]}:-{default}}}"
 
     def _cost(self, path: Path, links: int = 0) -> int:
-        """Return how many characters of references the value at a path has, those that it refers to included.
+        """Return the number of characters that resolving the value at a path reads, including its targets.
 
         Raises:
-            UnresolvableError: more than any real value, or one has another form than OmegaConf is given.
+            UnresolvableError: the number exceeds any real value's, or a reference is circular, missing or unsupported.
         """
         at = path
         while at and find(self.tree, at) is None:
@@ -211,10 +211,10 @@ def _variable(name: str, *default: Any) -> Any:
 
 
 def _targets(text: str, path: Path) -> list[tuple[Path, bool]]:
-    """Return the paths that the references in a text name, each with whether it has to be there.
+    """Return the paths that the references in a text name, each with whether it must exist.
 
     Raises:
-        UnresolvableError: one has a resolver that is not there, or is no reference.
+        UnresolvableError: a reference is malformed or has an unknown resolver.
     """
     targets: list[tuple[Path, bool]] = []
     for start in (match.start() for match in _ANY.finditer(text)):
@@ -235,7 +235,7 @@ def _targets(text: str, path: Path) -> list[tuple[Path, bool]]:
 
 
 def _parsable(text: str) -> str:
-    """Return a text for OmegaConf, with resolvers of ours; its references are left out where it cannot parse them."""
+    """Return a text for OmegaConf, with our resolvers' names; references that it cannot parse are made plain text."""
     if "${" not in text:
         return text
     text = _RESOLVED.sub(lambda match: f"${{{_OURS if match[1] in _RESOLVERS else ''}{match[1]}:", text)
@@ -247,10 +247,10 @@ def _parsable(text: str) -> str:
 
 
 def _absolute(name: str, path: Path) -> Path:
-    """Return the path that `${name}` at `path` refers to.
+    """Return the path to which `${name}` at `path` refers.
 
     Raises:
-        UnresolvableError: it is no path, or one above the root of the file.
+        UnresolvableError: `name` is not a path, or points above the root of the file.
     """
     dots = len(name) - len(name.lstrip("."))
     if dots > len(path):
@@ -259,13 +259,13 @@ def _absolute(name: str, path: Path) -> Path:
         steps, _ = parse_path(name[dots:]) if name[dots:] else ((), None)
     except NotationError as error:
         raise UnresolvableError(f"`${{{name}}}` is not a valid reference: {error.message}") from error
-    # `a.0` is an item of a list in OmegaConf; `a[0]` too.
+    # In OmegaConf, both `a.0` and `a[0]` are items of a list.
     below = (int(step) if isinstance(step, str) and step.isdigit() else step for step in to_path(steps))
     return (*(path[: len(path) - dots] if dots else ()), *below)
 
 
 def _bounded(name: str, compute: Callable[[Number, Number], Number]) -> Callable[[Any, Any], Number]:
-    """Return a resolver that computes a number, and refuses one that is no setting."""
+    """Return a resolver that computes a number, and raises for a result too large for a setting."""
 
     def resolver(one: Any, other: Any) -> Number:
         for argument in (one, other):
@@ -288,7 +288,7 @@ def _decoded(text: Any) -> Any:
     return resolve_plain(str(text))
 
 
-# Arithmetic that files of these projects register for their arithmetic.
+# The arithmetic resolvers that these projects register.
 _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
     "add": lambda one, other: one + other,
     "subtract": lambda one, other: one - other,

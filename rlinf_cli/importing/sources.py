@@ -1,4 +1,4 @@
-"""Job files of other projects: found in a folder, and composed by `hydra.compose` with positions and comments."""
+"""Job files of other projects: their discovery in a folder, and composition by Hydra with positions and comments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlinf_core.config.tree import MappingNode, ScalarNode, SequenceNode, find
 from rlinf_core.errors import ConfigError
 
 _VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}]*?)\s*)?\}")
-# Files are composed as by 1.2 and 1.3; only 1.1 still knows `_name_` in a package.
+# Hydra's compatibility version 1.1 composes as 1.2 and 1.3 do, and still knows `_name_` in a package.
 _VERSION_BASE: Final = "1.1"
-# How Hydra begins to refuse several values for one key.
+# The beginnings of Hydra's errors about several values for one key.
 _SWEEPS: Final = ("Ambiguous value", "Sweep parameters")
-# How it begins to refuse an override.
+# The beginnings of Hydra's errors about an override.
 _OF_OVERRIDES: Final = ("Could not ", "Override ", "Key ")
 
 
@@ -36,8 +36,8 @@ class HydraFile(NamedTuple):
     """A composed file.
 
     Attributes:
-        tree: the effective values, references unresolved; without `defaults`, with `hydra` of the main file.
-        main: the file that is imported.
+        tree: the effective values with references unresolved, without `defaults`, with `hydra` of the main file.
+        main: the imported file.
     """
 
     tree: MappingNode
@@ -45,7 +45,7 @@ class HydraFile(NamedTuple):
 
 
 def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | None:
-    """Return what Hydra composes; None after reporting what it refuses."""
+    """Return the data that Hydra composes; None after reporting its error."""
     use(files)
     try:
         files.size(files.main_name)
@@ -71,7 +71,7 @@ def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | 
         span = _override_in(str(error.override), overrides)
         files.diagnostics.error("override-syntax", message, span, (), "write `section.key=value`, or `group=name`")
     except (HydraException, OmegaConfBaseException, ValueError, AssertionError) as error:
-        # Hydra asserts some forms, and hides what OmegaConf says behind an empty message.
+        # Hydra checks some forms by `assert`, and raises OmegaConf's errors with an empty message.
         first, _, rest = str(error.__cause__ if not str(error) else error).strip().partition("\n")
         message = first or "Hydra does not accept this defaults list"
         if overrides and message.startswith((*_OF_OVERRIDES, *_SWEEPS)):
@@ -87,7 +87,7 @@ def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | 
 
 
 def _override_in(message: str, overrides: Sequence[str]) -> Span:
-    """Return the place of the argument that a message of Hydra names; of the first one where it names none."""
+    """Return the span of the argument that a message of Hydra names, else of the first argument."""
     lines = [" ".join(override.split()) for override in overrides]
     source = SourceText(OVERRIDES_NAME, "\n".join(lines), "overrides")
     keys = [line.lstrip("+~").partition("=")[0] for line in lines]
@@ -97,7 +97,7 @@ def _override_in(message: str, overrides: Sequence[str]) -> Span:
 
 
 def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], diagnostics: Diagnostics) -> Iterator[str]:
-    """Return the folders of `hydra.searchpath`; warn about those that are unknown."""
+    """Yield the folders of `hydra.searchpath`; report those that are unknown or guessed."""
     written = find(tree, (HYDRA, "searchpath"))
     if written is None:
         yield from _beside(tree, folder, diagnostics)
@@ -139,7 +139,7 @@ def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], dia
 
 
 def _beside(tree: MappingNode, folder: str, diagnostics: Diagnostics) -> Iterator[str]:
-    """Return the folder of the checkout that the launch scripts search for a file without a search path."""
+    """Yield the folder of the checkout that RLinf's launch scripts search for a file without a search path."""
     listed = tree.entry(DEFAULTS)
     named = [name for name, _ in named_files(tree) if "/" in name]
     guessed = _guessed("/config", "EMBODIED_PATH", folder, named=True)
@@ -151,13 +151,13 @@ def _beside(tree: MappingNode, folder: str, diagnostics: Diagnostics) -> Iterato
 
 
 def _guessed(raw: str, variable: str, folder: str, *, named: bool = False) -> str | None:
-    """Return the folder that an unset variable of the search path means in the checkout that holds the file.
+    """Return the folder that an unset variable of the search path means in the file's checkout, or None.
 
     Args:
         raw: the item of the search path.
-        variable: the variable, or another name.
+        variable: the variable; another name has no folder of its own.
         folder: the folder of the file.
-        named: only where the table has the variable.
+        named: whether to try only the variable's folder, and not also the item relative to parent folders.
     """
     rest = raw.rpartition("}")[2].strip("/")
     below = os.path.join(FOLDER_BY_VARIABLE.get(variable, ""), rest)
@@ -184,16 +184,16 @@ def read_job(
 
     Args:
         name: the file.
-        overrides: arguments of Hydra: `group=name` where a folder of that name is searched, `key=value`, `+key=value`,
+        overrides: arguments of Hydra: `group=name` for a group in the searched folders, `key=value`, `+key=value`,
             `~key`.
-        search_path: further folders of groups, after those of the file.
+        search_path: further folders with groups, searched after those of the file.
         environ: the environment for `${oc.env:NAME}` in the search path.
 
     Returns:
-        The composed file and its findings; no file where it is unreadable, missing, or part of a cycle.
+        The composed file, or None after an error, and the findings.
 
     Raises:
-        ConfigError: it is a shell script.
+        ConfigError: the file is a shell script.
     """
     diagnostics = Diagnostics()
     if is_script(Path(name)):
@@ -215,7 +215,7 @@ def read_job(
 
 
 def is_script(file: Path) -> bool:
-    """Return whether a file is a shell script: by its ending, or its first line."""
+    """Return whether a file is a script, by its ending or its first two bytes."""
     if file.suffix in SCRIPT_ENDINGS:
         return True
     if not file.is_file():
@@ -225,7 +225,7 @@ def is_script(file: Path) -> bool:
 
 
 def instead_of_script(name: str) -> str:
-    """Return how the job of a script of verl becomes a file."""
+    """Return the remedy for a script of verl: the command that writes its job to a file."""
     return (
         f"where verl is installed, `bash {name} --cfg job > job.yaml` writes the job that it starts; then `rlinf import"
         " job.yaml`"
@@ -248,10 +248,10 @@ def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
         source = load_source(str(file), quiet)
         tree = read(source, quiet) if source is not None else None
         if tree is None:
-            # An unreadable file is reported, not skipped.
+            # An unreadable file counts as a job, so that it is reported.
             jobs.append(file)
             continue
-        # A base is named without a group, and is itself a job.
+        # A file that is named without a group is a base, which is itself a job.
         named |= {os.path.realpath(file.parent / f"{name}.yaml") for name, _ in named_files(tree) if "/" in name}
         sections = set(tree.keys())
         is_job = bool(sections & set(JOB_SECTIONS)) or (DEFAULTS in sections and file.parent == folder)

@@ -1,1 +1,1 @@
-"""The job file: reading it for a command, its findings, its fields as documentation and as JSON Schema."""
+"""The job file: its loading by commands, its findings, and its fields as documentation and as JSON Schema."""

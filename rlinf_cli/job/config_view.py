@@ -1,4 +1,4 @@
-"""The resolved configuration with the origin of each value: YAML for people, records for programs."""
+"""The resolved configuration with the origin of each value, as YAML and as data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 from rlinf_cli.command import Result
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_core.config.composing.origins import Nested, Origin, lines_of, nested_of, origins, says_something
-from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.reading import read_value
 from rlinf_core.config.secrets import mask
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, ScalarNode, find, format_path, to_data
+from rlinf_core.config.tree import format_path
 from rlinf_core.scalars import plain
 
 SCHEMA = "rlinf.config/1"
@@ -23,11 +20,11 @@ _COLUMN = 56
 
 
 def config_result(job: SoundJob, *, every_value: bool = False) -> Result:
-    """Return the configuration of a job, secrets masked; without `every_value` only what says something."""
+    """Return the configuration of a job with secrets masked; without `every_value` the text omits empty defaults."""
     tree = mask(job.tree, job.secret)
     values = list(origins(tree, job.model))
     shown = [origin for origin in values if every_value or says_something(origin)]
-    return Result(partial(config_text, shown), partial(config_record, tree, values))
+    return Result(partial(config_text, shown), partial(config_record, values))
 
 
 def config_text(origins: Iterable[Origin]) -> str:
@@ -37,15 +34,12 @@ def config_text(origins: Iterable[Origin]) -> str:
     return "\n".join(f"{text.ljust(column)}  # {_where(origin)}" if origin else text for text, origin in lines)
 
 
-def config_record(tree: MappingNode, origins: Iterable[Origin]) -> dict[str, Any]:
+def config_record(origins: Iterable[Origin]) -> dict[str, Any]:
     """Return the format `rlinf.config/1`: the data as a whole, and every value by its path.
 
     A number in a text field is the text as written, as is a number that JSON cannot express.
-
-    Args:
-        tree: the tree that the origins belong to, secrets masked.
     """
-    values = [(origin, _value(tree, origin)) for origin in origins]
+    values = [(origin, _value(origin)) for origin in origins]
     nested = nested_of(origin for origin, _ in values)
     data = {origin.path: value for origin, value in values}
     return {
@@ -56,22 +50,16 @@ def config_record(tree: MappingNode, origins: Iterable[Origin]) -> dict[str, Any
 
 
 def _where(origin: Origin) -> str:
-    """Return `job.yaml:9`, without the column."""
+    """Return an origin without the column, as in `job.yaml:9`."""
     if origin.span is None or origin.kind == "override":
         return origin.where
     return f"{origin.span.source.name}:{origin.span.begin.line}"
 
 
-def _value(tree: MappingNode, origin: Origin) -> Any:
-    node = find(tree, origin.path)
-    if isinstance(node, ScalarNode) and isinstance(node.value, int | float):
-        infinite = isinstance(node.value, float) and not math.isfinite(node.value)
-        if origin.is_text or infinite:
-            return node.raw
-    if node is None:
-        # A default has no source location, only its text.
-        node = read_value(SourceText("default", origin.text), 0, len(origin.text), Diagnostics())
-    return None if node is None else plain(to_data(node))
+def _value(origin: Origin) -> Any:
+    value = origin.value
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    return origin.text if infinite or (origin.is_text and isinstance(value, int | float)) else plain(value)
 
 
 def _data(nested: Nested, values: dict[Any, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Entries of `rlinf explain`: a diagnostic code with its examples, a field of the file."""
+"""The entries of `rlinf explain`: a diagnostic code with its examples, or a field of the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 
 
 def schema(recipe: str | None) -> Result:
-    """Return the JSON Schema of all job files, or of those of a recipe."""
+    """Return the JSON Schema of all job files, or of a recipe's."""
     from rlinf_cli.job.json_schema import file_schema, json_schema
     from rlinf_core.job.find_recipe import find_recipe, recipe_names
 
@@ -62,10 +62,10 @@ def codes() -> Result:
 
 
 def topic(name: str, recipe: str | None) -> Result:
-    """Return the entry of a code, or that of a key in each recipe that has it, once for those that agree.
+    """Return the entry of a code, or the different entries of a key in the recipes that have it.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is no such code or key.
     """
     name = _bare(name)
     code = find_code(name)
@@ -94,7 +94,7 @@ def topic(name: str, recipe: str | None) -> Result:
 
 
 def code_text(code: Code) -> str:
-    """Return the entry for people."""
+    """Return the entry of a code as text."""
     color = _COLORS[code.severity]
     blocks = [
         f"{console.style(f'{code.severity}[{code.name}]', color)}\n{paragraphs(code.title)}",
@@ -106,7 +106,7 @@ def code_text(code: Code) -> str:
 
 
 def code_record(code: Code) -> dict[str, Any]:
-    """Return the entry for programs; examples without their markers."""
+    """Return the entry of a code as data, with examples without markers."""
     examples = {"wrong": _record(code.wrong), "right": _record(code.right)}
     return {**asdict(code), "severity": str(code.severity), **examples}
 
@@ -164,10 +164,11 @@ def _unmarked(text: str) -> str:
 
 
 def field_text(doc: FieldDoc, recipes: Sequence[str] = ()) -> str:
-    """Return the entry for people.
+    """Return the entry of a field as text.
 
     Args:
-        recipes: the recipes that this field entry applies to; empty for all.
+        doc: the field.
+        recipes: the recipes to which the entry applies; empty for all.
     """
     head = f"{console.style(doc.path or 'the file', 'bold')}: {doc.type}"
     if recipes:
@@ -188,13 +189,13 @@ def _holds(doc: FieldDoc) -> str:
 
 
 def field_record(doc: FieldDoc, recipes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the entry for programs."""
+    """Return the entry of a field as data."""
     record = {name: getattr(doc, name) for name in ("path", "type", "required", "default", "description")}
     return {**record, "recipes": list(recipes), "children": [field_record(child) for child in doc.children]}
 
 
 def _bare(topic: str) -> str:
-    """Return `unknown-key` also for `error[unknown-key]` and `[unknown-key]`."""
+    """Return the code of `error[unknown-key]` or `[unknown-key]`; any other topic unchanged."""
     topic = topic.strip().rstrip(":")
     if topic.endswith("]") and "[" in topic:
         head, _, code = topic[:-1].partition("[")
@@ -205,16 +206,15 @@ def _bare(topic: str) -> str:
 
 def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
     """Return the error for an unknown topic, with the nearest code or field."""
-    # A recipe in which more of the path exists says more about the rest of it.
+    # Prefer the recipes in which the most of the path exists, and then those with a specific hint.
     deepest = max((error.depth for error in failures), default=0)
     failures = [error for error in failures if error.depth == deepest]
-    # So does one that answers the key itself.
     failures = [error for error in failures if not error.known] or failures
     hints = dict.fromkeys(error.help for error in failures if error.help)
     if len(hints) > 1 and all(error.known for error in failures):
-        # Recipes differ: each key once.
+        # The recipes have different keys, so list each once.
         hints = {f"known keys: {quoted(dict.fromkeys(key for error in failures for key in error.known))}": None}
-    # A word without a dash is more likely a key: only a nearly equal code is meant.
+    # A word without a dash is more likely a key, so only a nearly equal code is suggested.
     codes = near(topic, code_names()) if "-" in topic else near(topic, code_names(), least=0.8)
     if codes:
         return ConfigError(f"there is no code `{topic}`", help=f"did you mean `{codes[0]}`?")

@@ -56,7 +56,7 @@ class UnknownFieldError(ConfigError):
 
     Attributes:
         depth: the number of keys in the path.
-        known: the keys that there are instead, where none is near.
+        known: the existing keys, if the error has no specific hint.
     """
 
     depth: int = 0
@@ -71,8 +71,8 @@ class FieldDoc:
         path: the path, as in `cluster.node_groups[].label`; `NAME` stands for a key that the user chooses.
         type: its type, in words.
         required: whether its section requires it.
-        default: its default as YAML; None where it is required or has none.
-        description: what it means.
+        default: its default as YAML; None if it is required or has no default.
+        description: its meaning.
         children: its fields, without their own children.
     """
 
@@ -97,8 +97,8 @@ class _Spot:
         path: its path.
         annotations: the types allowed there.
         field: the field that declares them; None for items and values.
-        kinds: the kinds of the nearest section around it that has some.
-        within: the way from that section to here.
+        kinds: the kinds of the nearest enclosing section with several kinds.
+        within: the path from that section to here.
     """
 
     path: str
@@ -109,7 +109,7 @@ class _Spot:
 
 
 def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
-    """Return the documentation of the field at `path` of this model; of the whole file for an empty path.
+    """Return the documentation of the field at `path` of a model; of the whole file for an empty path.
 
     List indexes are optional: `cluster.node_groups[0].label`, `cluster.node_groups.label`.
 
@@ -128,10 +128,8 @@ def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
 
 
 def fields_below(model: type[BaseModel], path: str = "") -> list[FieldDoc]:
-    """Return the fields at `path`, without their children; empty when there is no such path.
-
-    For completion, which must not fail.
-    """
+    """Return the fields at `path`, without their children; empty if there is no such path, so that completion never
+    fails."""
     try:
         return list(describe(model, path).children)
     except UnknownFieldError:
@@ -164,7 +162,7 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _S
     if name in names.unavailable:
         help_text = names.unavailable[name]
     elif name in names.former:
-        help_text = f"its keys are now in `{names.former[name]}`"
+        help_text = f"it is now `{names.former[name]}`"
     elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
     known = () if help_text else tuple(by_name)
@@ -202,9 +200,9 @@ def _children(spot: _Spot) -> list[_Spot]:
 
 
 def _by_kind(spot: _Spot) -> tuple[str, str]:
-    """Return what a key means, and by what kinds of a section around it that differs, in sentences.
+    """Return the meaning of a key, and sentences on its differences between the kinds of the enclosing section.
 
-    Only some of the kinds may have the key, and they may have other defaults, or other words about it.
+    Only some of the kinds may have the key, with other defaults or descriptions.
     """
     field, at = spot.field, spot.within
     text = field.description or "" if field is not None else ""
@@ -230,7 +228,7 @@ def _by_kind(spot: _Spot) -> tuple[str, str]:
 
 
 def _members(annotation: object) -> Iterator[object]:
-    """Return the members of a type; a robot is one of the registered ones."""
+    """Yield the members of a type; for `RobotUnit`, the models of all hardware types."""
     for member in alternatives(annotation):
         yield from hardware_models().values() if member is RobotUnit else [member]
 
@@ -264,7 +262,7 @@ def _section_text(annotations: Iterable[object]) -> str:
 
 
 def type_in_words(annotation: object) -> str:
-    """Return `list of text`, `integer or text`, `one of `a`, `b``."""
+    """Return a type in words, as in `list of text`, `integer or text`, `one of `a`, `b``."""
     members = [member for member in alternatives(annotation) if member is not types.NoneType]
     if len(members) > 1:
         return " or ".join(dict.fromkeys(map(type_in_words, members)))
@@ -308,7 +306,7 @@ def _bounds(metadata: Iterable[object]) -> str:
 def _default(field: FieldInfo) -> str | None:
     if field.is_required():
         return None
-    # One that depends on other fields cannot be shown.
+    # A default that depends on other fields cannot be shown.
     depends = bool(field.default_factory_takes_validated_data)
     value: object = field.get_default(call_default_factory=not depends)
     return None if value is None or value is PydanticUndefined else _as_written(value)

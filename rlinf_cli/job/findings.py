@@ -1,4 +1,4 @@
-"""Output of findings: text blocks, JSON records, GitHub annotations."""
+"""The output of findings: text blocks, JSON records, GitHub annotations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALIDATE_SCHEMA: Final = "rlinf.validate/1"
 
 
 def finding_blocks(diagnostics: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
-    """Return a text block for each finding, in colour and width of `stream`."""
+    """Yield a text block for each finding, in the color and width of `stream`."""
     # A caret may be one column past the last character.
     color, width = console.colored(stream), console.width(stream) - 1
     for diagnostic in diagnostics:
@@ -77,7 +77,7 @@ _GITHUB_COMMANDS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning",
 
 
 def to_github(diagnostic: Diagnostic) -> str:
-    """Return a workflow command, which GitHub shows at the line of a pull request.
+    """Return a finding as a workflow command, which GitHub shows at the line of a pull request.
 
     A finding on standard input or in an argument has no file, so only its text names the location.
     """
@@ -105,7 +105,7 @@ def _github_property(text: str) -> str:
 
 
 def validated(reports: Sequence[tuple[str, Diagnostics]], *, github: bool) -> Result:
-    """Return what `rlinf validate` answers: all findings, and a verdict on each file."""
+    """Return the result of `rlinf validate`: all findings, and a verdict on each file."""
     findings = [diagnostic for _, diagnostics in reports for diagnostic in diagnostics]
     code = ExitCode.OK if all(diagnostics.ok for _, diagnostics in reports) else ExitCode.INVALID
     verdicts = [f"{_shown(file)}: {_summary(diagnostics)}" for file, diagnostics in reports]
@@ -125,7 +125,7 @@ def _shown(file: str) -> str:
 
 
 def _summary(diagnostics: Diagnostics) -> str:
-    """Return `2 errors, 1 warning`, or `valid, with 1 warning, 2 notes`."""
+    """Return a verdict, as in `2 errors, 1 warning` or `valid, with 1 warning, 2 notes`."""
     counts = [(severity, diagnostics.count(severity)) for severity in Severity]
     listed = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts if count)
     if not diagnostics.ok:

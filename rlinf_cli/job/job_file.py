@@ -1,4 +1,4 @@
-"""Loading of the job file that a command is called with, with the findings that only commands report."""
+"""The loading of a command's job file, with the findings that only commands report."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from rlinf_core.topology import ClusterTopology
 
 
-# `recipe=NAME` in place of a file.
+# The prefix of `recipe=NAME`, which replaces a file.
 _RECIPE = "recipe="
 # A cheap test of the source, before the tree is searched for integers with leading zeros.
 _LIKELY = re.compile(r"(?<![\w.])0[0-9]")
 _LEADING_ZERO = re.compile(r"[-+]?0+[0-9]+", re.ASCII)
-# Codes of findings about referenced files: missing, or unreadable for want of a package.
+# Codes of findings about referenced files that are missing, or unreadable without a package.
 _ABOUT_FILES: Final = frozenset({"hub-name", "missing-extra", "missing-key", "unusable-path"})
 
 
 def is_override(argument: str) -> bool:
-    """Return True for `key=value`, `~key`, `+key=value`; False for a file name.
+    """Return whether an argument is `key=value`, `~key` or `+key=value`, and not a file name.
 
     A file whose name contains `=` is given with its folder, as in `./a=b.yaml`.
     """
@@ -49,7 +49,7 @@ def is_override(argument: str) -> bool:
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given.
 
-    Without a file, `recipe=NAME` selects one: see `file_of_recipe`.
+    Without a file, `recipe=NAME` takes its place; see `file_of_recipe`.
     """
     files = [argument for argument in arguments if not is_override(argument)]
     overrides = [argument for argument in arguments if is_override(argument)]
@@ -59,25 +59,38 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
     return recipes[-1:], [argument for argument in overrides if argument not in recipes]
 
 
+def as_recipe(name: str) -> str:
+    """Return `recipe=NAME` for the bare name of a recipe, and other names unchanged."""
+    from rlinf_core.config.shipped import is_bare_name, shipped_config
+
+    if not is_bare_name(name) or is_override(name) or os.path.isfile(name) or shipped_config(name) is not None:
+        return name
+    from rlinf_core.job.find_recipe import recipe_names
+
+    return f"{_RECIPE}{name}" if name in recipe_names() else name
+
+
 def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the default config of a recipe that is named, bare or as `recipe=NAME`, with the overrides; any other name
-    unchanged, also that of a recipe whose config is not a file.
+    """Return the file that a job's name means, with the overrides.
+
+    A recipe, as `NAME` or `recipe=NAME`, means its default config. Former names of shipped configurations become the
+    current ones. Other names are unchanged, and so is `recipe=NAME` if the recipe's config is not a file.
 
     Raises:
         ConfigError: there is no such recipe.
     """
-    from rlinf_core.config.shipped import is_bare_name, shipped_config
+    from rlinf_core.config.shipped import current_name
 
-    if is_bare_name(name) and not is_override(name) and not os.path.isfile(name) and shipped_config(name) is None:
-        from rlinf_core.job.find_recipe import recipe_names
-
-        name = f"{_RECIPE}{name}" if name in recipe_names() else name
+    if now := current_name(name):
+        console.warn(f"the config `{name}` is now `{now}`")
+        return now, overrides
+    name = as_recipe(name)
     if not name.startswith(_RECIPE):
         return name, overrides
     from rlinf_core.job.find_recipe import started_recipe
 
     start = started_recipe(name.removeprefix(_RECIPE), overrides).default_config
-    # The override stays: a config may be the start of several recipes.
+    # The override also selects the recipe, since recipes may share a default config.
     return (name, overrides) if "\n" in start else (start, [name, *overrides])
 
 
@@ -89,8 +102,9 @@ def load(
     probe: Probe | None = None,
     stdin: bytes | None = None,
 ) -> Job:
-    """Return the job of a file, with all findings. `probe` looks for the hardware of its nodes; `stdin` is what was
-    read before from standard input.
+    """Return the job of a file, with all findings.
+
+    `probe` probes the hardware of its nodes; `stdin` is the text already read from standard input.
 
     Raises:
         ConfigError: `recipe=NAME` names no recipe.
@@ -126,7 +140,13 @@ def load_with_lint(
 
 
 def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
-    others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
+    from rlinf_core.config.validating.key_findings import foreign_character, unknown_key
+    from rlinf_core.job.load import ClusterFile
+
+    # Indentation by no-break spaces puts keys of `cluster` at the top of the file.
+    strange = {entry.key.raw for entry in tree.entries if foreign_character(entry.key.raw)}
+    diagnostics.extend(unknown_key(ClusterFile, tree, (key,)) for key in strange)
+    others = [entry for entry in tree.entries if entry.key.raw not in {"cluster", *strange}]
     if others:
         from rlinf_core.config.diagnostics import Diagnostic, Severity
 
@@ -141,7 +161,7 @@ def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
 
 
 def _leading_zeros(job: Job) -> Iterator[Diagnostic]:
-    """Warn of integers such as `010`: ten in YAML 1.2, eight to YAML 1.1 loaders. Text fields keep them as written."""
+    """Yield warnings about integers such as `010`, which is ten in YAML 1.2 and eight in YAML 1.1."""
     view = job.view
     if view is None or not any(_LIKELY.search(source.text) for source in job.sources):
         return
@@ -164,12 +184,12 @@ class SoundJob(NamedTuple):
     """A job without errors; none of its parts is None.
 
     Attributes:
-        name: the name, as it is shown.
+        name: its display name.
         files: the file and its bases; empty for standard input without a base.
-        tree: the configuration in one piece, secrets included.
+        tree: the composed configuration, including secrets.
         secret: the paths of values that must not be printed, besides those with secret-looking keys.
-        model: the recipe's model of the file or, without a recipe, one of its cluster section alone.
-        recipe: the recipe that the file selects.
+        model: the recipe's model of the file or, without a recipe, a model of its cluster section alone.
+        recipe: the selected recipe, or None.
     """
 
     name: str
@@ -192,11 +212,11 @@ def load_sound(
 ) -> SoundJob:
     """Return a job without errors; warnings and notes are left to `rlinf validate`.
 
-    Missing data and checkpoints do not matter: see `viewed`. Without `packages` neither do packages of the
-    job that are not installed here.
+    Missing data and checkpoints are no errors here (see `viewed`), and without `packages` missing packages are none,
+    either.
 
     Raises:
-        typer.Exit: it has errors, which are printed on standard error.
+        typer.Exit: the job has errors, which are printed on standard error.
         ClusterError: with `probe`, a node cannot be probed.
     """
     job = viewed(load(name, overrides, assume, probe=probe))
@@ -204,21 +224,22 @@ def load_sound(
 
 
 def viewed(job: Job) -> Job:
-    """Return a job without findings that do not matter to those who only look at it: about what it would train on or
-    start from.
-    """
+    """Return a job without findings about its training data and its first checkpoint, for commands that only view
+    it."""
     return without_start(without_training_data(job))
 
 
 def as_recorded(job: Job) -> Job:
-    """Return the job of a run that has ended as one to look at: it ran with packages that may be elsewhere, and
-    assumptions that are made now may be about groups that it lacks.
+    """Return the job of a finished run for viewing.
+
+    Besides those of `viewed`, findings about packages, which may be on other machines, and about assumptions for groups
+    that the run lacks are removed.
     """
     return _without(viewed(job), lambda finding: finding.code in {"missing-extra", "bad-assumption"})
 
 
 def without_training_data(job: Job) -> Job:
-    """Return a job without findings about training: its data may have moved or not exist yet."""
+    """Return a job without findings about training and its data, which may have moved or not exist yet."""
     keys = () if job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
     return _without(
         job,
@@ -230,8 +251,9 @@ def without_training_data(job: Job) -> Job:
 
 
 def without_start(job: Job) -> Job:
-    """Return the job of a run without findings about the checkpoint that it was resumed from, which may be pruned."""
-    return _without(job, lambda finding: finding.code == "unusable-path" and finding.path == ("runner", "resume_dir"))
+    """Return a job without findings about the checkpoints that it began from, which may have been pruned."""
+    begun = {("runner", "resume_dir"), ("actor", "checkpoint_load_path")}
+    return _without(job, lambda finding: finding.code == "unusable-path" and finding.path in begun)
 
 
 def _without(job: Job, unwanted: Callable[[Diagnostic], bool]) -> Job:
@@ -244,10 +266,10 @@ def _without(job: Job, unwanted: Callable[[Diagnostic], bool]) -> Job:
 
 
 def sound(job: Job) -> SoundJob:
-    """Return a job that has no errors.
+    """Return a job as a `SoundJob`.
 
     Raises:
-        typer.Exit: it has errors, which are printed on standard error.
+        typer.Exit: the job has errors, which are printed on standard error.
     """
     from rlinf_core.job.load import ClusterFile
 
@@ -261,8 +283,26 @@ def sound(job: Job) -> SoundJob:
     raise typer.Exit(ExitCode.INVALID)
 
 
+def refuse_secrets(overrides: Iterable[str], keeper: str) -> None:
+    """Refuse overrides of secrets, since `keeper` keeps the command line.
+
+    Raises:
+        ConfigError: an override sets a secret.
+    """
+    from rlinf_core.config.secrets import mask_text
+    from rlinf_core.errors import ConfigError
+
+    for override in overrides:
+        if mask_text(override) != override:
+            key = override.partition("=")[0]
+            what = f"`{key}` is a secret, and {keeper} keeps the command line"
+            raise ConfigError(
+                what, where=f"{key}=...", help="write `${env:NAME}` in the file, and set the variable NAME"
+            )
+
+
 def check_apart(file: FilePath | None, inputs: Iterable[str], option: str) -> None:
-    """Refuse to write over a file that the configuration was read from.
+    """Check that an output file is not part of the configuration.
 
     Raises:
         typer.BadParameter: `file`, the value of `option`, is one of the inputs.

@@ -1,7 +1,7 @@
 """JSON Schema (draft 2020-12) of the job file, for completion and checks in editors.
 
-It accepts what `rlinf validate` accepts: numbers for text (`label: 4090`), references for numbers
-(`${runner.max_steps}`), required keys left to a base (`extends`). It does not express relations between values.
+Like `rlinf validate`, it accepts numbers for text (`label: 4090`), references for numbers (`${runner.max_steps}`), and
+required keys left to a base (`extends`). It does not express relations between values.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _EXTENDS: Final[Schema] = {
     "items": {"type": "string"},
     "minItems": 1,
 }
-# Pydantic's names for bounds of a value that a validator of ours has read first.
+# Pydantic's names for bounds of a value that one of our validators reads first.
 _BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-# Characters of a key's schema from which a reference to it is much shorter.
+# The fewest characters of a key's schema for which a reference is worthwhile.
 _WORTH_SHARING: Final = 100
 _BELOW_ALL: Final = ("anyOf", "allOf", "oneOf")
 _BELOW_ONE: Final = ("items", "additionalProperties", "if", "then", "else", "not")
 
 
 class _Generator(GenerateJsonSchema):
-    # A port range, the one default that JSON cannot express, is in the description instead.
+    # JSON cannot express one default, a port range, which the description states instead.
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
 
@@ -59,7 +59,7 @@ def file_schema(
 ) -> Schema:
     """Return the schema of any file: `recipe` selects one of `recipes`; without it only `cluster` is known.
 
-    A file with a base may leave out required keys, `recipe` included.
+    A file with a base may omit required keys, including `recipe`.
 
     Args:
         recipes: the models of files, by recipe.
@@ -87,7 +87,7 @@ def file_schema(
 
 
 def _has(setting: str) -> Schema:
-    """Return the schema of files with a value, written `data.type=chat`, or with a text in it: `data.paths=*.jsonl`."""
+    """Return the schema of files with a value, as in `data.type=chat`, or a text in it, as in `data.paths=*.jsonl`."""
     key, _, value = setting.partition("=")
     schema: Schema = {"const": value}
     if "*" in value:
@@ -125,7 +125,7 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
 
 
 def _share(definitions: dict[str, Schema]) -> None:
-    """Describe once, in a definition of its own, a key that several sections have alike: kinds of a section do."""
+    """Move the schemas of keys that several sections share, such as the kinds of a section, to shared definitions."""
     sections_with: dict[tuple[str, str], list[Schema]] = {}
     for definition in definitions.values():
         properties: Schema = definition.get("properties", {})
@@ -141,7 +141,7 @@ def _share(definitions: dict[str, Schema]) -> None:
 
 
 def _add_accepted_keys(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
-    """Add the keys that a file may have though no section has them."""
+    """Add the keys that sections accept although no model has them."""
     for section in {section for model in models for _, section in sections(model)}:
         properties: Schema = definitions.get(section.__name__, {}).get("properties", {})
         for other, values in names_at([section]).accepted.items():
@@ -149,7 +149,7 @@ def _add_accepted_keys(definitions: Mapping[str, Schema], models: Iterable[type[
 
 
 def _accepted(values: Sequence[object]) -> Schema:
-    """Return the schema of a key that is read, or says what is so anyway, though no section has it."""
+    """Return the schema of an accepted key, which is read elsewhere or states our fixed behavior."""
     schema: Schema = {"description": "Accepted where it says what is so anyway; see `rlinf explain`."}
     plain = [value for value in values if not isinstance(value, dict) and not str(value).startswith("${")]
     return {**schema, "enum": [*plain, None]} if plain and len(plain) == len(values) else schema
@@ -209,7 +209,7 @@ def _or_reference(schema: Schema) -> Schema:
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Accept `null` too. (A reference does when what it names can be empty, see `_mend`.)"""
+    """Return a schema that also accepts `null`."""
     if "anyOf" in schema:
         schema["anyOf"] = [*schema["anyOf"], *([] if _NULL in schema["anyOf"] else [_NULL])]
     elif "enum" in schema:
@@ -226,9 +226,9 @@ def _refuses_references(schema: Schema) -> bool:
 
 
 class _Requirements:
-    """Required keys, enforced only in files without `extends`: a base may provide them.
+    """The required keys, enforced only in files without `extends`, since a base may provide them.
 
-    List items keep their requirements: a list replaces the base's list.
+    List items keep their requirements, since a list replaces the base's list.
     """
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:

@@ -1,26 +1,27 @@
-"""Rules for machines: hosts, addresses and ports, and environment variables that do not do what they seem to."""
+"""Rules for machines: hosts, addresses and ports, and misleading environment variables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Final
 
-from rlinf_core.config.machines.cluster import EnvConfig
+from rlinf_cli.job.no_effect import NO_EFFECT
+from rlinf_core.config.machines.cluster import EnvConfig, SshConfig
 from rlinf_core.config.machines.hosts import expand_hosts
-from rlinf_core.config.ranks import format_range, intersect, merge_ranges, subtract
-from rlinf_core.config.rules.groups import CLUSTER, Site, group_ranges, variable_paths
+from rlinf_core.config.ranks import common, format_range, intersect, merge_ranges, subtract
+from rlinf_core.config.rules.groups import CLUSTER, Claim, Site, contradictions, group_ranges, variable_paths
 from rlinf_core.config.secrets import is_secret, url_secrets
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, find
 from rlinf_core.hardware.accelerators import accelerator_names, get_accelerator
 
-# Variables that rlinf sets per process; one value for a whole node would break them.
+# Variables that rlinf sets per process, for which one value for a whole node would be wrong.
 PROCESS_VARIABLES: Final = frozenset(
     ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 ) | {"NODE_RANK", "NODE_LOCAL_RANK", "RLINF_NODE_RANK"}
-# Paths of programs: an interpreter by its name, whatever else is in a folder of programs, and scripts.
+# Paths of programs: interpreters by name, files in `bin` folders, and scripts.
 _PROGRAM: Final = re.compile(r"/(python|pypy)[0-9.]*[a-z]?$|/bin/[^/]+$|\.(sh|exe)$")
 _BIN: Final = re.compile(r"/bin/?$")
 _SHELL: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|^~/|:~/")
@@ -38,7 +39,7 @@ def _variables(site: Site) -> None:
 
 
 def _interpreter(site: Site, path: Path, value: str | None) -> None:
-    """Warn of a path that seems to be the folder of an environment: the nodes' own files cannot be seen here."""
+    """Warn about a path that looks like a folder; only its spelling is checked, since the nodes' files are not here."""
     if value is None or site.damaged(path) or _PROGRAM.search(value):
         return
     help = f"a folder? Its interpreter is `{value.rstrip('/')}/{'' if _BIN.search(value) else 'bin/'}python`"
@@ -90,13 +91,13 @@ def _forwarded(site: Site, taken: frozenset[str]) -> None:
 
 # Linux uses these for outgoing connections by default.
 _EPHEMERAL: Final = range(32768, 61000)
-_LOOPBACK: Final = ("localhost", "::1")
 
 
 def check(site: Site) -> None:
-    """Report what is wrong with the machines and the environments of a file."""
+    """Report mistakes in the machines and the environments of a file."""
     _variables(site)
     _hosts(site)
+    _ssh(site)
     _head(site)
     _ports(site)
     _empty_hardware(site)
@@ -147,7 +148,7 @@ def _hosts(site: Site) -> None:
 
 
 def _shared(site: Site, path: Path, nodes: Sequence[range]) -> str:
-    """Return which nodes of a group are in other groups, too, as the end of a remedy."""
+    """Return a clause on the nodes that a group shares with another one, to append to a remedy; empty without any."""
     for other, group in site.groups():
         shared = () if other == path else intersect(merge_ranges(nodes), group_ranges(site, group.node_ranks))
         if shared:
@@ -166,7 +167,7 @@ def _count(site: Site, path: Path, count: int, wanted: int, subject: str, overla
 def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range]]]) -> None:
     @cache
     def items(path: Path) -> list[int]:
-        """Return for each host of a value the index of the item that names it, and maybe others; none for a text."""
+        """Return for each host of a list the index of the item that names it; empty if the value is a text."""
         node = find(site.view.tree, path)
         named = enumerate(node.items if isinstance(node, SequenceNode) else ())
         return [index for index, item in named if isinstance(item, ScalarNode) for _ in expand_hosts(item.raw)]
@@ -195,7 +196,7 @@ def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range
 
 
 def _without_host(site: Site, covered: list[range]) -> None:
-    """Warn about nodes without a host where others have one: `rlinf up` cannot start them."""
+    """Warn about nodes without a host if others have one, since `rlinf up` cannot start them."""
     count = site.num_nodes
     if count is None:
         return
@@ -210,15 +211,56 @@ def _without_host(site: Site, covered: list[range]) -> None:
         )
 
 
+def _ssh(site: Site) -> None:
+    """Report options of ssh that are set twice for a node, of which ssh would take one."""
+    claims: dict[str, list[Claim[str, Path]]] = {}
+    lists = [(CLUSTER, site.cluster.hosts), *((path, group.hosts) for path, group in site.groups())]
+    hosts = any(listed or site.damaged((*path, "hosts")) for path, listed in lists)
+    for path, ssh, nodes in _ssh_sections(site):
+        if not hosts and any(ssh.settings()):
+            site.warn(NO_EFFECT, "`ssh` has no effect: no node has a host to log in to", path, help="write `hosts`")
+        first: dict[str, Path] = {}
+        for option, value, at in ssh.settings():
+            earlier = first.setdefault(option, (*path, *at))
+            if earlier != (*path, *at) and option != "identityfile":  # ssh tries all keys
+                _ssh_twice(site, f"`{earlier[-1]}` and `{at[-1]}` set the same option of ssh", (*path, *at), earlier)
+            elif option == "batchmode" and value.lower() != "yes":
+                help = "remove it; let an agent or a key without a passphrase answer"
+                site.report("ssh-conflict", "rlinf never lets ssh ask, whatever `BatchMode` is", earlier, help=help)
+            claims.setdefault(option, []).extend(Claim(piece, value, earlier) for piece in nodes)
+    for later, earlier in (pair for of_option in claims.values() for pair in contradictions(of_option)):
+        node = common(later.nodes, earlier.nodes).start
+        _ssh_twice(
+            site, f"two groups of node {node} set `{later.place[-1]}` to different values", later.place, earlier.place
+        )
+
+
+def _ssh_sections(site: Site) -> Iterator[tuple[Path, SshConfig, Sequence[range]]]:
+    """Yield each `ssh` section, and the nodes of its group; none for the cluster's, which groups override."""
+    yield (*CLUSTER, "ssh"), site.cluster.ssh, ()
+    for path, group in site.groups():
+        if group.ssh is not None:
+            damaged = site.damaged((*path, "node_ranks"))
+            yield (*path, "ssh"), group.ssh, () if damaged else group_ranges(site, group.node_ranks)
+
+
+def _ssh_twice(site: Site, message: str, path: Path, earlier: Path) -> None:
+    related = [(site.key(earlier), "first set at")]
+    site.report("ssh-conflict", message, path, span=site.key(path), help="keep one of them", related=related)
+
+
 def _head(site: Site) -> None:
-    address = site.cluster.head_address
-    count = site.num_nodes
-    if address is None or count is None or count == 1:
+    address, count = site.cluster.head_address, site.num_nodes
+    if address is None:
         return
-    if address in _LOOPBACK or address.startswith("127."):
+    if ":" in address:
+        message = f"`{address}` is an IPv6 address, and nodes reach each other over IPv4"
+    elif count not in (None, 1) and (address == "localhost" or address.startswith("127.")):
         message = f"other nodes cannot reach the head at `{address}`"
-        help = "set the address at which the other nodes reach node 0"
-        site.report("head-address-local", message, (*CLUSTER, "head_address"), help=help)
+    else:
+        return
+    help = "set the address at which the other nodes reach node 0"
+    site.report("head-address-local", message, (*CLUSTER, "head_address"), help=help)
 
 
 def _ports(site: Site) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import BaseModel
 
@@ -14,14 +14,15 @@ from rlinf_core.config.model import ConfigModel, IgnoredKeys, WorldSizes
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Path, child, entry_at, find, is_null, key_span
+from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.job.load import Job, rules_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import FindingPlace, Report
 
 NO_EFFECT: Final = "no-effect"
-# A file that holds all keys but this share was written by rlinf: a run's `config.yaml`, where newer keys may be
-# missing.
+# A file that lacks at most this fraction of all keys was written by rlinf: a run's `config.yaml`, which may lack newer
+# keys.
 _LEFT_OUT: Final = 0.1
 
 
@@ -57,14 +58,14 @@ def _report(
             by_match.setdefault(match, []).append(leaf)
     is_written_out = bool(by_match) and _is_written_out(config)
     for match, leaves in by_match.items():
-        changed = any(_is_changed(config, leaf) for leaf in leaves)
+        changed = any(_is_changed(config, leaf, view.tree) for leaf in leaves)
         severity = match.rule.severity if changed else Severity.NOTE
         if severity is Severity.ERROR or not is_written_out:
             _emit(match, _common(leaves, len(match.path)), severity, report, view.tree)
 
 
 def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
-    """Return the sources of a job that came with a package, if the user also gave others."""
+    """Return the sources of a job that are shipped configurations, unless all are."""
     ours = {os.path.realpath(file) for file in (*shipped_configs().values(), recipe.default_config)}
     shipped = [source for source in sources if source.kind == "file" and os.path.realpath(source.name) in ours]
     return shipped if len(shipped) < len(sources) else []
@@ -85,7 +86,7 @@ def _emit(match: _Match, path: Path, severity: Severity, report: Report, tree: M
 
 
 def _named(tree: MappingNode, path: Path) -> str:
-    """Return the name of a key, with the alias that the file uses."""
+    """Return the name of a key, after the alias that the file uses, if any."""
     name, span = str(path[-1]), key_span(tree, path)
     written = span.text if span is not None else name
     return f"`{name}`" if written == name or not written.isidentifier() else f"`{written}` (`{name}`)"
@@ -102,7 +103,7 @@ class _Match:
 
 
 def _matches(model: BaseModel, world_sizes: WorldSizes, node: MappingNode, at: Path = ()) -> Iterator[_Match]:
-    """Return the rules that match written keys, outer sections first."""
+    """Yield the matches of rules with written keys, outer sections first."""
     for rule in type(model).no_effect if isinstance(model, ConfigModel) else ():
         written = [key for key in map(_path, rule.keys) if find(node, key) is not None]
         if written and rule.when(model, world_sizes):
@@ -133,7 +134,7 @@ def _says_nothing(entry: Entry, config: BaseModel, path: Path) -> bool:
         owner = _owner(config, path)
         if not isinstance(owner, BaseModel):
             return False
-        # Validation drops a null where the default is a value; elsewhere null is the default.
+        # Validation drops a null if the default is a value; else null is the default.
         field = type(owner).model_fields.get(str(path[-1]))
         return path[-1] not in owner.model_fields_set or (field is not None and field.get_default() is None)
     return isinstance(entry.value, MappingNode)
@@ -155,7 +156,7 @@ def _leaves(entry: Entry, path: Path) -> Iterator[tuple[Path, Entry]]:
 
 
 def _read_elsewhere(tree: MappingNode, dead: Collection[Path]) -> set[Path]:
-    """Return those of `dead` whose line, through an anchor or a reference, also sets a value with effect."""
+    """Return the paths in `dead` whose key in the source, through an alias, also sets a value with effect."""
     if not dead:
         return set()
     places: dict[tuple[int, int], list[Path]] = {}
@@ -170,11 +171,17 @@ def _is_read(path: Path, referred: Collection[Path]) -> bool:
     return any(path[: len(reference)] == reference or reference[: len(path)] == path for reference in referred)
 
 
-def _is_changed(config: BaseModel, path: Path) -> bool:
-    """Return whether the value at `path` differs from its field's default; True for what is not a field."""
-    owner = _owner(config, path)
-    field = type(owner).model_fields.get(str(path[-1])) if isinstance(owner, BaseModel) else None
-    return field is None or getattr(owner, str(path[-1])) != field.get_default(call_default_factory=True)
+def _is_changed(config: BaseModel, path: Path, tree: MappingNode) -> bool:
+    """Return whether the value at `path` differs from its field's default; True if it is not a field."""
+    owner, name = _owner(config, path), str(path[-1])
+    if isinstance(owner, Mapping):  # options, of which those that the file sets are kept
+        field = fields_at(type(config), path[:-1], tree).get(name)
+        value = cast("Mapping[str, Any]", owner).get(name)
+    elif isinstance(owner, BaseModel):
+        field, value = type(owner).model_fields.get(name), getattr(owner, name, None)
+    else:
+        return True
+    return field is None or value != field.get_default(call_default_factory=True)
 
 
 def _common(paths: Sequence[Path], least: int) -> Path:
@@ -199,7 +206,7 @@ def _models(value: object) -> Iterator[BaseModel]:
 
 
 def _defaults(model: BaseModel) -> Iterator[str]:
-    """Return the fields whose defaults are scalars, neither null nor empty."""
+    """Yield the fields whose values are no sections or mappings, and neither null nor empty."""
     for name in type(model).model_fields:
         value = getattr(model, name)
         if not isinstance(value, BaseModel | Mapping) and value not in (None, (), ""):

@@ -1,4 +1,4 @@
-"""Warnings and notes about placements that are legal: idle or shared accelerators, crowding, unused environments."""
+"""Warnings and notes about legal placements: idle or shared accelerators, crowding, unused environments."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, EnvConfig
-from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, subtract
+from rlinf_core.config.ranks import format_range, intersect, merge_ranges, nodes_text, subtract
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find, naming, place
+from rlinf_core.config.tree import (
+    MappingNode,
+    Path,
+    ScalarNode,
+    SequenceNode,
+    entry_at,
+    find,
+    format_path,
+    naming,
+    place,
+)
 from rlinf_core.job.load import Job
 from rlinf_core.placement.check import GROUPS, component_paths, map_path
 from rlinf_core.placement.resolve import Coverage, Resolution
@@ -31,7 +41,7 @@ class Placed(NamedTuple):
 
 
 def lint(job: Job) -> Iterator[Diagnostic]:
-    """Return warnings and notes about the placement of a file; fewer while a component's placement is unknown."""
+    """Yield warnings and notes about a file's placement. While a component's placement is unknown, most are skipped."""
     if job.tree is None or job.cluster is None or job.topology is None:
         return
     paths = component_paths(job.tree)
@@ -40,6 +50,7 @@ def lint(job: Job) -> Iterator[Diagnostic]:
     yield from linter.unknown_accelerators()
     if not placed or len(placed) < len(paths) or any(component.resolution.problems for component in placed):
         return
+    yield from linter.dropped_groups()
     yield from linter.missing_accelerators()
     yield from linter.idle_accelerators()
     yield from linter.idle_nodes()
@@ -77,7 +88,7 @@ class _Linter:
         return Diagnostic(code, Severity.NOTE, message, place(self.tree, path), path, help)
 
     def unknown_accelerators(self) -> Iterator[Diagnostic]:
-        """Return the groups with undeclared accelerators, with the components that count them."""
+        """Yield a diagnostic for each group with undeclared accelerators, with the components that count them."""
         users: dict[str, list[Placed]] = {}
         for component in self.placed:
             for label in component.resolution.unknown:
@@ -86,7 +97,7 @@ class _Linter:
             names = [f"`{component.name}`" for component in components]
             listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
             ranks = self.topology.groups[label].node_ranks
-            nodes = _nodes([rank for rank in ranks if self.topology.nodes[rank].num_accelerators is None])
+            nodes = nodes_text([rank for rank in ranks if self.topology.nodes[rank].num_accelerators is None])
             argument = "8" if label == CLUSTER_LABEL else f"{label}=8"
             group = "the group" if self.cluster.node_groups else "a node group"
             path = self.paths.get(label) if label not in RESERVED_LABELS else None
@@ -101,11 +112,26 @@ class _Linter:
                 f" `--assume {argument}`",
             )
 
+    def dropped_groups(self) -> Iterator[Diagnostic]:
+        """Report rank maps that replace an entry of a lower layer with a node group."""
+        for component in self.placed:
+            entry = entry_at(self.tree, component.path)
+            before = find(entry.replaced[0].value, ("node_group",)) if entry and entry.replaced else None
+            if entry is not None and before is not None and not isinstance(entry.value, MappingNode):
+                yield self._warn(
+                    "node-group-dropped",
+                    f"`{component.name}` was placed with `node_group: {before.span.text}`, and a rank map alone counts"
+                    " over `cluster`",
+                    component.path,
+                    f"to keep the group, set `{format_path((*component.path, 'placement'))}` instead",
+                    ((before.span, "the group is set at"),),
+                )
+
     def missing_accelerators(self) -> Iterator[Diagnostic]:
-        """Return components placed on accelerator ranks whose nodes have no accelerators."""
+        """Yield a warning for each component placed on accelerator ranks of nodes without accelerators."""
         for component in self.placed:
             if component.resolution.lacks_accelerators:
-                on = _nodes(every(merge_ranges(every(component.resolution.nodes().values()))))
+                on = nodes_text(every(merge_ranges(every(component.resolution.nodes().values()))))
                 yield self._warn(
                     "no-accelerator-found",
                     f"no accelerator found on {on}: `{component.name}` is placed by rank, and would run on the CPU",
@@ -114,7 +140,7 @@ class _Linter:
                 )
 
     def idle_accelerators(self) -> Iterator[Diagnostic]:
-        """Return accelerators that no component uses, by the group that counts them."""
+        """Report accelerators that no component uses, by the group that counts them."""
         numbers = self.topology.numbers(ACCELERATORS)
         held = [piece for _, covered in self.coverages if covered.unit == ACCELERATORS for piece in covered.ranges]
         taken = merge_ranges([*held, *(numbers.on(nodes) for nodes in self.uncertain)])
@@ -141,7 +167,7 @@ class _Linter:
             yield self._idle("of nodes in no group", idle, ("cluster", "num_nodes"))
 
     def idle_nodes(self) -> Iterator[Diagnostic]:
-        """Report nodes without accelerators or robots, but for the driver's, on which no process is placed."""
+        """Report nodes without accelerators, robots and processes, except the driver's node."""
         used = {rank for _, by_label in self.nodes for nodes in by_label.values() for rank in every(nodes)}
         groups = [group for group in self.topology.groups.values() if group.label not in RESERVED_LABELS]
         robots = [group for group in groups if group.unit is not None and group.unit.kind is UnitKind.ROBOT]
@@ -161,7 +187,7 @@ class _Linter:
                 used.update(idle)
                 yield self._warn(
                     "idle-nodes",
-                    f"no process is placed on {_nodes(idle)} of `{group.label}`",
+                    f"no process is placed on {nodes_text(idle)} of `{group.label}`",
                     (*self.paths[group.label], "label"),
                     "place a component there, or remove the nodes",
                 )
@@ -169,13 +195,13 @@ class _Linter:
         used.update(every(self.uncertain))
         loose = [node.rank for node in self.topology.nodes if node.rank not in used and not node.num_accelerators]
         if loose:
-            message = f"no process is placed on {_nodes(loose)} (in no node group)"
+            message = f"no process is placed on {nodes_text(loose)} (in no node group)"
             yield self._warn(
                 "idle-nodes", message, ("cluster", "num_nodes"), "place a component there, or lower `num_nodes`"
             )
 
     def idle_robots(self) -> Iterator[Diagnostic]:
-        """Report groups of robots that no component is placed on."""
+        """Report groups of robots on which no component is placed."""
         used = {group.label for component, _ in self.nodes for group in component.resolution.groups}
         for group in self.topology.groups.values():
             robots = group.unit is not None and group.unit.kind is UnitKind.ROBOT
@@ -185,7 +211,7 @@ class _Linter:
                 yield self._warn("idle-robots", message, (*self.paths[group.label], "label"), help)
 
     def _meant_range(self, idle: Sequence[range]) -> str:
-        """Return the range that `[0, 15]` was probably meant as, where all accelerators between the two are idle."""
+        """Return a hint that `[0, 15]` was probably meant as a range, if all accelerators between the two are idle."""
         for component, covered in self.coverages:
             parts = self.cluster.component_placement[component.name].rank_map.parts
             ends = [part.resources for part in parts if part.resources is not None and part.processes is None]
@@ -217,11 +243,11 @@ class _Linter:
         alike: dict[str, list[int]] = {}
         for node, pieces in on_node.items():
             alike.setdefault(",".join(map(format_range, pieces)), []).append(node)
-        shown = [f"{local} on {_nodes(nodes)}" for local, nodes in list(alike.items())[:_LISTED]]
+        shown = [f"{local} on {nodes_text(nodes)}" for local, nodes in list(alike.items())[:_LISTED]]
         return ", ".join(shown) + (" and others" if len(alike) > _LISTED else "")
 
     def denser_placements(self) -> Iterator[Diagnostic]:
-        """Return components with at least two processes per accelerator, twice as many as any other."""
+        """Report components with at least two processes per accelerator, twice as many as any other."""
         densities = [
             (component, component.resolution.world_size / len(covered))
             for component, covered in self.coverages
@@ -241,7 +267,7 @@ class _Linter:
             )
 
     def partial_sharing(self) -> Iterator[Diagnostic]:
-        """Return pairs of components that share some hardware while each has some to itself."""
+        """Report pairs of components that share some hardware while each has some to itself."""
         distinct: dict[Coverage, Placed] = {}
         for component, covered in self.coverages:
             if covered.unit.kind is not UnitKind.NODE:
@@ -262,7 +288,9 @@ class _Linter:
                     )
 
     def unused_interpreters(self) -> Iterator[Diagnostic]:
-        """Return interpreters set for nodes on which their group places no process."""
+        """Report interpreters set for nodes on which their group places no process, and variables if the nodes are in
+        other groups, too; `unused_env_configs` reports the other variables."""
+        several = _covered_twice(self.topology.groups[group.label].node_ranges for group in self.cluster.node_groups)
         used: dict[str, list[range]] = {}
         for _, by_label in self.nodes:
             for label, nodes in by_label.items():
@@ -273,19 +301,21 @@ class _Linter:
                 continue
             own = self.topology.groups[group.label].node_ranges
             for index, config in enumerate(group.env_configs):
-                if config.python_interpreter_path is None:
-                    continue
                 idle = subtract(_nodes_of(config, own), merge_ranges(used.get(group.label, ())))
+                what, key = "an interpreter", "python_interpreter_path"
+                if config.python_interpreter_path is None:
+                    what, key = "variables", "env_vars"
+                    idle = intersect(merge_ranges(idle), several) if config.env_vars else ()
                 if idle:
                     yield self._warn(
                         "unused-interpreter",
-                        f"`{group.label}` places no process on {_nodes(every(idle))}, for which it sets an interpreter",
-                        (*path, "env_configs", index, "python_interpreter_path"),
+                        f"`{group.label}` places no process on {nodes_text(every(idle))}, for which it sets {what}",
+                        (*path, "env_configs", index, key),
                         f"place a component there with `node_group: {group.label}`, or remove the nodes",
                     )
 
     def unused_env_configs(self) -> Iterator[Diagnostic]:
-        """Return components placed through `cluster` or `node` on nodes whose only group has `env_configs`."""
+        """Report components placed through `cluster` or `node` on nodes whose only group has `env_configs`."""
         ranges = {group.label: self.topology.groups[group.label].node_ranges for group in self.cluster.node_groups}
         several = _covered_twice(ranges.values())
         alone = {
@@ -297,7 +327,7 @@ class _Linter:
             if group.env_configs
         }
         for _, by_label in self.nodes:
-            # Where another component goes through the group, the file distinguishes the two.
+            # On nodes where another component is placed through the group, the difference is intended.
             for label in alone.keys() & by_label.keys():
                 alone[label] = subtract(alone[label], merge_ranges(by_label[label]))
         for component, by_label in self.nodes:
@@ -306,7 +336,7 @@ class _Linter:
                 missed = {label: nodes for label, ranges in alone.items() if (nodes := intersect(ranges, own))}
                 if missed:
                     first = list(missed.items())[:_LISTED]
-                    listed = ", ".join(f"`{label}` on {_nodes(every(nodes))}" for label, nodes in first)
+                    listed = ", ".join(f"`{label}` on {nodes_text(every(nodes))}" for label, nodes in first)
                     listed += " and others" if len(missed) > _LISTED else ""
                     yield self._note(
                         "env-configs-unused",
@@ -316,7 +346,7 @@ class _Linter:
                     )
 
     def accelerators_not_reserved(self) -> Iterator[Diagnostic]:
-        """Return components without accelerators on nodes where others have some: they see all of them."""
+        """Report components that are placed without accelerators where others have some: they see all accelerators."""
         numbers = self.topology.numbers(ACCELERATORS)
         holding = [(component, covered.ranges) for component, covered in self.coverages if covered.unit == ACCELERATORS]
         if not holding:
@@ -332,7 +362,7 @@ class _Linter:
                 holds = "hold" if len(names) > 1 else "holds"
                 yield self._note(
                     "accelerators-not-reserved",
-                    f"`{viewer.name}` sees all accelerators of {_nodes(every(where))}, none reserved for it;"
+                    f"`{viewer.name}` sees all accelerators of {nodes_text(every(where))}, none reserved for it;"
                     f" {quoted(names)} {holds} some of them",
                     map_path(self.tree, viewer.path),
                     "place it on accelerators if it uses one",
@@ -351,7 +381,7 @@ def group_paths(tree: MappingNode) -> dict[str, Path]:
 
 
 def _group_path(tree: MappingNode, entry: Path) -> Path:
-    """Return the path of the node groups that a component's entry names; of its rank map where it names none."""
+    """Return the path of the node groups in a component's entry, or of its rank map if the entry names no group."""
     path = (*entry, "node_group")
     return map_path(tree, entry) if find(tree, path) is None else path
 
@@ -360,7 +390,7 @@ def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
     """Return the pairs of range lists that overlap, as ascending indices."""
     pieces = sorted((piece.start, piece.stop, index) for index, pieces in enumerate(lists) for piece in pieces)
     pairs: set[tuple[int, int]] = set()
-    # The pieces that extend past the start of the current one.
+    # The pieces that extend past the start of the current piece.
     open_: list[tuple[int, int]] = []
     for start, stop, index in pieces:
         open_ = [(end, other) for end, other in open_ if end > start]
@@ -383,8 +413,3 @@ def _nodes_of(config: EnvConfig, group: tuple[range, ...]) -> tuple[range, ...]:
     """Return the nodes of a group's `env_configs` entry; `all` is the whole group."""
     written = config.node_ranks.ranges
     return group if written is None else intersect(group, merge_ranges(written))
-
-
-def _nodes(ranks: Iterable[int]) -> str:
-    listed = format_ranks(ranks)
-    return f"node{'s' * (not listed.isdecimal())} {listed}"

@@ -1,4 +1,4 @@
-"""The log of a run's driver, a file in the run folder; and drivers that outlive their command and its terminal."""
+"""The log file of a run's driver in the run folder, and detached drivers, which continue without their terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rlinf_core.foreign.files import open_log
 from rlinf_core.process.known_secrets import hiding_formatter
 
 LOGGER = logging.getLogger("rlinf")
-# Its component name in the run folder.
+# The driver's component name in the run folder.
 DRIVER = "driver"
-# Likewise for the output of a detached run and its workers.
+# The component name for the output of a detached run and its workers.
 PRINTED = "output"
 
 
@@ -29,7 +29,7 @@ def open_log_of(file: Path) -> int:
     """Open a log of a run, `RUN/logs/COMPONENT/rank_N.log`, for appending; create it with its folders.
 
     Raises:
-        OSError: it cannot be opened, or is a link.
+        OSError: the file cannot be opened, or is a link.
     """
     run = file.parents[2]
     return open_log(run, str(file.relative_to(run)))
@@ -89,17 +89,17 @@ Settle: TypeAlias = Callable[[Any, Path], None]
 def detached(work: Callable[[Settle], int]) -> tuple[Any, int]:
     """Run `work` in a child process with its own session. This process must not have started threads.
 
-    Until the child settles it shares this process's output, so startup errors are visible.
+    Until the child settles, it shares this process's output, so startup errors are visible.
 
     Args:
         work: the child's function; it returns the exit code.
 
     Returns:
-        In the parent: the child's message and 0; or None and the exit code of a child that ended before.
+        In the parent: the child's message and 0; or None and the exit code of a child that ended before settling.
     """
     reading, writing = os.pipe()
     for stream in (sys.stdout, sys.stderr):
-        # Otherwise both would print the buffered output.
+        # Otherwise both processes would print the buffered output.
         stream.flush()
     child = os.fork()
     if child == 0:

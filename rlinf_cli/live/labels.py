@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from rlinf_core.runners import events
 
@@ -37,8 +38,10 @@ _HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tokens/s", ("tokens_per_second",)),
     ("trained tokens/s", ("train/actor/tokens_per_second",)),
 )
-# Uninformative values: all groups were used, and all samples come from the newest weights.
+# Values that are not worth showing: all groups were used, or all samples come from the newest weights.
 _NOTHING_SAID = {("kept", 1.0), ("staleness", 0.0)}
+# Below, a float is exact to the last digit.
+_MOST_WHOLE = 1e15
 _LOSSES: tuple[tuple[str, str], ...] = (
     ("policy loss", "train/actor/policy_loss"),
     ("value loss", "train/critic/value_loss"),
@@ -49,50 +52,68 @@ _LOSSES: tuple[tuple[str, str], ...] = (
 
 
 def phase_words(phase: str) -> str:
-    """Return a phase in words, as `collecting rollouts`; an unknown phase keeps its name."""
+    """Return a phase in words, as in `collecting rollouts`; an unknown phase keeps its name."""
     return _PHASES.get(phase, phase.replace("_", " "))
 
 
 def doing(phase: str, done: str) -> str:
-    """Return what a run does, and how far it is, if that is known: `evaluating, 12 of 64 answers`."""
+    """Return a run's activity and, if known, its progress: `evaluating, 12 of 64 answers`."""
     words = phase_words(phase) if phase else "running"
     return f"{words}, {done}" if done else words
 
 
 def short_phase(phase: str) -> str:
-    """Return `rollout`, `training`."""
+    """Return a phase's short name, as in `rollout` or `training`."""
     return _SHORT.get(phase, phase.replace("_", " "))
+
+
+class Headline(NamedTuple):
+    """A headline metric: its label, its value, and its figure with the number of items behind it, if incomplete."""
+
+    word: str
+    value: float
+    text: str
 
 
 def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str, str]]:
     """Return the headline figures: `[("success", "0.92"), ("return", "17.2")]`.
 
     Args:
-        namespaces: where to look, as in `env`, `rollout`; the first match wins.
+        namespaces: the namespaces to search, as in `env`, `rollout`; the first match wins.
     """
-    figures: list[tuple[str, str]] = []
+    return [(headline.word, headline.text) for headline in _headlines(metrics, namespaces)]
+
+
+def first_headline(metrics: Mapping[str, float], *namespaces: str) -> Headline | None:
+    """Return the first of the headline metrics, see `headlines`; None if there is none."""
+    return next(iter(_headlines(metrics, namespaces)), None)
+
+
+def _headlines(metrics: Mapping[str, float], namespaces: Sequence[str]) -> list[Headline]:
+    headlines: list[Headline] = []
     counts = counts_text(metrics, namespaces[0]) if namespaces else ""
     for word, names in _HEADLINES:
         value = _first(metrics, [name if "/" in name else f"{space}/{name}" for space in namespaces for name in names])
         if value is not None and (word, value) not in _NOTHING_SAID:
             counted = any(f"{namespaces[0]}/{name}" in metrics for name in names)
-            figures.append((word, figure(value) + (counts if counted else "")))
+            headlines.append(Headline(word, value, figure(value) + (counts if counted else "")))
             counts = "" if counted else counts
-    # In environments the return is the sum of the rewards: one of them is enough.
-    return [headline for headline in figures if headline[0] != "reward" or "return" not in dict(figures)]
+    # In environments the return is the sum of the rewards, so the reward is left out.
+    words = {headline.word for headline in headlines}
+    return [headline for headline in headlines if headline.word != "reward" or "return" not in words]
 
 
 def training(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the headline metrics of a training step; before enough episodes have ended, how many did in it."""
+    """Return the headline metrics of a training step; without a return yet, also the number of ended episodes."""
     ended = metrics.get("env/episodes") if "env/return" not in metrics else None
     counted = [] if ended is None else [("episodes ended", figure(ended))]
     return counted + headlines(metrics, "env", "rollout")
 
 
 def counts_text(metrics: Mapping[str, float], namespace: str) -> str:
-    """Return what a metric covers, where that is not all that was asked for, or not whole answers.
+    """Return the number of items behind a metric if some were left out, skipped, failed or cut off.
 
-    As in ` of 15, 1 left out`; empty for a metric of everything.
+    The text reads like ` of 15, 1 left out`; it is empty if the metric covers everything.
     """
     counted = _first(metrics, [f"{namespace}/{name}" for name in ("episodes", "answers", "rows")])
     words = {
@@ -131,21 +152,18 @@ def conversations(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def figures_text(figures: list[tuple[str, str]]) -> str:
-    """Return `success 0.92, return 17.2`."""
+    """Return figures as in `success 0.92, return 17.2`."""
     return ", ".join(f"{word} {text}" for word, text in figures)
 
 
 def figure(value: float) -> str:
-    """Return three significant digits, or a whole number in full: `0.923`, `17.2`, `475`."""
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    if abs(value) >= 100 or value == int(value):
-        return f"{value:.0f}"
-    return f"{value:.3g}"
+    """Return a number with three significant digits, or a whole number in full: `0.923`, `17.2`, `475`."""
+    whole = abs(value) < _MOST_WHOLE and (abs(value) >= 100 or value == int(value))
+    return f"{value:.0f}" if whole else f"{value:.3g}"
 
 
 def clock(seconds: float) -> str:
-    """Return `0:42`, `12:07`, `3:04:05`; `unknown` below zero, as where the machine's clock was set back meanwhile."""
+    """Return a time as in `0:42`, `12:07`, `3:04:05`; `unknown` if negative, as after the clock was set back."""
     if seconds < 0:
         return "unknown"
     total = int(seconds)
@@ -154,12 +172,12 @@ def clock(seconds: float) -> str:
 
 
 def speed(per_second: float) -> str:
-    """Return `7.1 steps/s`, or `12 s/step` below one per second."""
+    """Return a speed as in `7.1 steps/s`, or `12 s/step` below one step per second."""
     return f"{figure(per_second)} steps/s" if per_second >= 1 else f"{figure(1 / per_second)} s/step"
 
 
 def duration(seconds: float) -> str:
-    """Return `140 ms`, `3.2 s`."""
+    """Return a duration as in `140 ms` or `3.2 s`."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{figure(seconds)} s"
 
 

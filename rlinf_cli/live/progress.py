@@ -1,4 +1,4 @@
-"""The state of a run, built from its events. Pure: views read it, the clock is a parameter."""
+"""The state of a run, built from its events and a given clock. Views read it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlinf_core.runners import events
 
-# The number of recent steps that speed and time shares are computed over.
+# The number of recent steps from which speed and time shares are computed.
 _RECENT = 20
 _TIME = "time/"
 _WHOLE_STEP = "time/step"
@@ -22,22 +22,23 @@ class RunProgress:
     Attributes:
         lock: held by `take`, and by readers in other threads.
         started: the `RunStarted` event, or None before it.
-        step: the last finished step; initially the one before the first.
+        step: the last finished step; initially the step before the first.
         metrics: the newest value of every metric.
         phase: the current phase, by the names of `rlinf_core.runners.events`.
-        done: how far the run is in it, as in `12 of 64 answers`; empty where that is not known.
-        waiting: what the launch waits for, or None.
+        done: the progress within the phase, as in `12 of 64 answers`; empty if unknown.
+        waiting: the event that names what the launch waits for, or None.
         evaluation: the last evaluation, or None.
         checkpoint: the last checkpoint, or None.
         restart: the last restart, or None.
+        restarts: the number of restarts, of which `runner.max_restarts` may count only the recent ones.
         finished: the `RunFinished` event, or None before it.
         curve: the image of the learning curve, once drawn.
-        ending: whether it was asked to end early.
+        ending: whether the run was asked to end early.
         train_seconds: the seconds from `RunStarted` to the end or now; 0 before.
 
     Args:
         clock: a monotonic clock in seconds, shared with views that show times.
-        times_only: whether other metrics than times are dropped: those of a rehearsal say nothing.
+        times_only: whether to drop all metrics except times, as for a rehearsal, whose other metrics mean nothing.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, times_only: bool = False) -> None:
@@ -60,6 +61,7 @@ class RunProgress:
         self.evaluation: events.Evaluated | None = None
         self.checkpoint: events.CheckpointSaved | None = None
         self.restart: events.RunRestarted | events.WorkersRelaunched | None = None
+        self.restarts = 0
         self.finished: events.RunFinished | None = None
         self.curve: Path | None = None
         self.ending = False
@@ -96,11 +98,11 @@ class RunProgress:
             case events.CheckpointSaved():
                 self.checkpoint = event
             case events.RunRestarted():
-                self.restart, self.step = event, event.step
+                self.restart, self.restarts, self.step = event, self.restarts + 1, event.step
                 self._moments.clear()
                 self._enter(events.LAUNCH, now)
             case events.WorkersRelaunched():
-                self.restart, self.waiting = event, None
+                self.restart, self.restarts, self.waiting = event, self.restarts + 1, None
             case events.RunFinished():
                 self.finished = event
                 self._add(event.metrics)
@@ -123,12 +125,12 @@ class RunProgress:
 
     @property
     def total(self) -> int | None:
-        """The last step, if known."""
+        """The number of the last step to train, or None if unknown."""
         return self.started.last_step if self.started else None
 
     @property
     def launch_seconds(self) -> float:
-        """Seconds from the beginning to `RunStarted`, or to now before it."""
+        """Seconds from the beginning to `RunStarted`, or to now if it has not come."""
         return (self.clock() if self._ready is None else self._ready) - self._began
 
     @property
@@ -145,13 +147,12 @@ class RunProgress:
 
     @property
     def waiting_seconds(self) -> float:
-        """Seconds since it began to wait for `waiting`."""
+        """Seconds since the launch began to wait for `waiting`."""
         return self.clock() - self._waiting_since
 
     @property
     def steps_per_second(self) -> float | None:
-        """Speed over the last steps, including evaluations and checkpoints between them; None before two have
-        finished."""
+        """Speed over the last steps, including evaluations and checkpoints; None before two steps have finished."""
         if len(self._moments) < 2:
             return None
         seconds = self._moments[-1] - self._moments[0]
@@ -181,8 +182,8 @@ class RunProgress:
         """Return how the time of the last steps was spent.
 
         Returns:
-            The mean seconds of a step (None if unknown), and the phases with their shares of it, from 0 to 1, largest
-            first. Overlapping phases add up to more than 1.
+            The mean seconds of a step (None if unknown), and each phase with its share of the step, from 0 to 1,
+            largest first. The shares of overlapping phases add up to more than 1.
         """
         sums = self._spent()
         phases = {name.removeprefix(_TIME): seconds for name, seconds in sums.items() if name.count("/") == 1}

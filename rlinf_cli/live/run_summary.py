@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,8 +32,8 @@ def summary_text(
     """Return the summary of a finished run.
 
     Args:
-        unread: the keys of its file without effect.
-        causes: what `rlinf why` says of it in short: labels and lines.
+        unread: the keys of the run's file without effect.
+        causes: the short answer of `rlinf why`: labels and lines.
     """
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
@@ -44,7 +43,7 @@ def summary_text(
     if training:
         rows.append(("training", labels.figures_text(training)))
     if progress.restart is not None:
-        rows.append(("restarts", f"{progress.restart.restart}, the last because {hidden(progress.restart.reason)}"))
+        rows.append(("restarts", f"{progress.restarts}, the last because {hidden(progress.restart.reason)}"))
     if progress.checkpoint is not None:
         rows.append(("checkpoint", shown(progress.checkpoint.path)))
     if progress.curve is not None:
@@ -80,9 +79,9 @@ def summary_record(
     report: Path | None = None,
     unread: Sequence[Diagnostic] = (),
 ) -> dict[str, Any]:
-    """Return the format `rlinf.train/1`. Seconds are wall-clock; a metric that is not finite is null."""
+    """Return the format `rlinf.train/1`. Seconds are wall-clock."""
     begun = progress if progress is not None and progress.started is not None else None
-    evaluation, checkpoint, restart = (begun.evaluation, begun.checkpoint, begun.restart) if begun else (None,) * 3
+    evaluation, checkpoint = (begun.evaluation, begun.checkpoint) if begun else (None, None)
     return {
         "schema": SCHEMA,
         "status": status,
@@ -90,16 +89,18 @@ def summary_record(
         "recipe": recipe,
         "folder": str(folder),
         "pid": os.getpid() if pid is None else pid,
-        "step": begun.step if begun else 0,
+        "step": progress.step if progress else 0,
         "last_step": begun.total if begun else None,
         "launch_seconds": round(progress.launch_seconds, 3) if progress else None,
         "seconds": round(begun.train_seconds, 3) if begun else 0.0,
-        "metrics": _numbers(begun.metrics) if begun else {},
-        "evaluation": {"step": evaluation.step, "metrics": _numbers(evaluation.metrics)} if evaluation else None,
+        "metrics": dict(sorted(begun.metrics.items())) if begun else {},
+        "evaluation": {"step": evaluation.step, "metrics": dict(sorted(evaluation.metrics.items()))}
+        if evaluation
+        else None,
         "checkpoint": str(checkpoint.path) if checkpoint else None,
         "curve": str(progress.curve) if progress and progress.curve else None,
         "report": str(report) if report else None,
-        "restarts": restart.restart if restart else 0,
+        "restarts": begun.restarts if begun else 0,
         "no_effect": [
             {"key": format_path(diagnostic.path), "place": str(diagnostic.span), "message": diagnostic.message}
             for diagnostic in unread
@@ -123,7 +124,3 @@ def _steps(progress: RunProgress) -> str:
         return f"none, {labels.clock(seconds)}"
     again = f", {done} of them now" if first > 1 else ""
     return f"{progress.step}{again}, in {labels.clock(seconds)} ({labels.speed(done / max(seconds, 1e-9))})"
-
-
-def _numbers(metrics: Any) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}

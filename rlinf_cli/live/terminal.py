@@ -19,7 +19,7 @@ from rlinf_core.runners import events
 
 _DRAWN_PER_SECOND = 4
 _BAR = 24
-# On a narrower terminal lines would lose what they end with, and a block more of its lines.
+# On a narrower terminal only one line is shown, because a block's lines would be truncated.
 _WIDE = 80
 # Events whose lines stay above the block.
 _RESTARTS = (events.RunRestarted, events.WorkersRelaunched)
@@ -31,13 +31,13 @@ class TerminalView(View):
 
     Args:
         title: the title of the run, as in `embodied`.
-        place: its folder, as displayed.
+        place: the run's folder, as displayed.
     """
 
     def __init__(self, progress: RunProgress, title: str, place: str) -> None:
         super().__init__(progress)
         self._title, self._place = title, place
-        # `Live` renders once as it is made.
+        # Set before `Live` is created, because its constructor renders once.
         self._screen = Console(
             file=unguarded_stream(sys.stderr), highlight=False, markup=False, emoji=False, legacy_windows=False
         )
@@ -51,7 +51,7 @@ class TerminalView(View):
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
-        # `Live` redirects the streams but passes on more than colours; it restores them at the end.
+        # `Live` redirects the streams and restores them at the end, but it passes on more than colors.
         sys.stdout, sys.stderr = (guarded_stream(stream, True, hidden) for stream in (sys.stdout, sys.stderr))
         return self
 
@@ -70,7 +70,7 @@ class TerminalView(View):
 
 
 def block(progress: RunProgress, title: str, place: str, width: int = _WIDE) -> Group:
-    """Return the current lines of the live view, one only on a narrow terminal; long lines are truncated."""
+    """Return the current lines of the live view, truncated to the width; a narrow terminal gets a single line."""
     if width < _WIDE:
         now = _now(progress) if progress.started is None or progress.ending else Text(step_line(progress))
         return Group(_line(title, "bold", 0, now))
@@ -134,7 +134,7 @@ def _step(progress: RunProgress) -> Text:
 
 
 def _figures(figures: list[tuple[str, str]], style: str = "") -> Text:
-    """Return `success 0.72  return 12.3`, the metrics in `style`."""
+    """Return figures as in `success 0.72  return 12.3`, with the values in `style`."""
     text = Text()
     for index, (word, value) in enumerate(figures):
         text.append(f"{'  ' if index else ''}{word} ", style="dim")
@@ -143,7 +143,7 @@ def _figures(figures: list[tuple[str, str]], style: str = "") -> Text:
 
 
 def _work(components: dict[str, list[tuple[str, float]]]) -> Text:
-    """Return `env: step 4%, wait 10%  rollout: policy 6%, wait 8%`."""
+    """Return the components' activities, as in `env: step 4%, wait 10%  rollout: policy 6%, wait 8%`."""
     text = Text()
     for index, (name, shares) in enumerate(components.items()):
         text.append(f"{'  ' if index else ''}{name}: ", style="dim")

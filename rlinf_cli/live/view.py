@@ -1,4 +1,4 @@
-"""The base class of the views of a run, the lines that they share, and the plain view, for pipes and files."""
+"""The base class of the views of a run, the lines that they share, and the plain view for pipes and files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class View(ABC):
 
 
 def line_of(event: events.Event, progress: RunProgress) -> str | None:
-    """Return an event as a self-contained line; None for one that needs no line.
+    """Return an event as a self-contained line, or None if it needs no line.
 
     Args:
         progress: the state after the event.
@@ -73,13 +73,13 @@ def line_of(event: events.Event, progress: RunProgress) -> str | None:
 
 
 def relaunched(event: events.WorkersRelaunched) -> str:
-    """Return `started again in 2.1 s; done again: the rollout of step 3`."""
+    """Describe a relaunch, as in `started again in 2.1 s; done again: the rollout of step 3`."""
     again = f"; done again: {event.repeated}" if event.repeated else ""
     return f"started again in {event.seconds:.1f} s{again}"
 
 
 def step_line(progress: RunProgress) -> str:
-    """Return `step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
+    """Return the progress, as in `step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
     total = f"/{progress.total}" if progress.total is not None else ""
     parts = [f"step {progress.step}{total}"]
     headlines = labels.training(progress.metrics) + labels.conversations(progress.metrics)
@@ -99,7 +99,7 @@ def times(progress: RunProgress) -> str:
 
 
 def processes(started: events.RunStarted) -> str:
-    """Return `actor 1, rollout 2, env 2`."""
+    """Return the number of processes by component, as in `actor 1, rollout 2, env 2`."""
     return ", ".join(f"{name} {count}" for name, count in started.components.items())
 
 
@@ -115,7 +115,7 @@ def _steps(event: events.RunStarted) -> str:
     if event.last_step is None:
         return f"from step {event.first_step}"
     if event.last_step < event.first_step:
-        # Evaluation only, or a run that was already complete.
+        # The run only evaluates, or was already complete.
         return "no steps left to train"
     return f"steps {event.first_step} to {event.last_step}"
 
@@ -176,7 +176,7 @@ class PlainView(View):
             self.break_silence()
 
     def break_silence(self) -> None:
-        """Report the current activity after a long silence, or a slow end."""
+        """Report a requested end once; report the current activity after a long silence."""
         with self._lock:
             if self.progress.ending and not self._said_ending:
                 self._said_ending = True

@@ -51,10 +51,10 @@ def lay_out(
     """Return the layout of all components, or of a single one.
 
     Args:
-        command, file, arguments: the user's command line (`arguments` follow the file), for the remedy of an error.
+        command, file, arguments: the user's command line (`arguments` follow the file), for an error's suggestion.
 
     Raises:
-        PlacementError: the accelerators are unknown, or there is no such component.
+        PlacementError: the accelerators are unknown, or the component does not exist.
     """
     cluster = job.cluster if component is None else _only(job.cluster, component)
     _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *arguments))
@@ -119,7 +119,7 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Seque
 
 
 def _resources(ranks: Sequence[int], cluster: ClusterConfig, name: str, topology: ClusterTopology) -> str:
-    """Return `accelerators 0-63`, `Franka 0-1`, `node 3`."""
+    """Return the resources of a component, as in `accelerators 0-63`, `Franka 0-1` or `node 3`."""
     label = next(iter(cluster.component_placement[name].node_group), CLUSTER_LABEL)
     unit = topology.group(label).unit
     if unit is None:
@@ -134,7 +134,7 @@ FROM_DRIVER = "<from the driver>"
 
 
 class Layer(StrEnum):
-    """The layer that sets a variable. An upper layer wins over those below it."""
+    """The layer that sets a variable. An upper layer overrides the layers below it."""
 
     ENV_CONFIGS = "env_configs"
     PATH_MERGE = "path merge"
@@ -150,7 +150,7 @@ class ProcessVariable:
         name: the name of the variable.
         value: the value in the process; a part in `<...>` is known only on the node or at launch.
         layer: the layer that sets it.
-        span: where it is set in the file; None for the runtime's, or without the file.
+        span: the place in the file that sets it; None for a variable of the runtime, or without the file.
         group: the node group whose `env_configs` set it, or None.
     """
 
@@ -166,9 +166,9 @@ class Interpreter(NamedTuple):
 
     Attributes:
         path: its absolute path; None for Ray's interpreter on the node.
-        layer: what sets it, in words.
+        layer: the source of the path, in words.
         by_up: Ray's interpreter under `rlinf up`, if `path` is None and the file names one.
-        span: where it is set, or None.
+        span: the place in the file that sets it, or None.
     """
 
     path: str | None
@@ -218,13 +218,15 @@ def process_variables(
     paths = variable_paths(tree, environment.path) if tree else ()
     spans = [place(tree, path) for path in paths] if tree else [None] * len(environment.variables)
     for (name, value), span in zip(environment.variables, spans, strict=False):
-        layer, value = (Layer.PATH_MERGE, f"{value}:{NODES_OWN}") if name in PATH_LISTS else (Layer.ENV_CONFIGS, value)
+        layer = Layer.PATH_MERGE if name in PATH_LISTS else Layer.ENV_CONFIGS
+        if layer is Layer.PATH_MERGE:
+            value = f"{value}:{NODES_OWN}" if value else NODES_OWN
         variables[name] = ProcessVariable(name, value, layer, span, environment.group)
     return sorted(variables.values(), key=lambda variable: variable.name)
 
 
 def env_text(job: SoundJob, component: str, placement: Placement) -> str:
-    """Return the environment for people."""
+    """Return a process's environment as readable text."""
     node = placement.cluster_node_rank
     host = hosts_by_rank(job.cluster).get(node)
     where = f"node {node} ({host})" if host else f"node {node}"
@@ -283,12 +285,12 @@ def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str,
 
 
 def layer_text(variable: ProcessVariable) -> str:
-    """Return `runtime`, `env_configs of a800`."""
+    """Return the layer in words, as in `runtime` or `env_configs of a800`."""
     return f"{variable.layer} of {variable.group}" if variable.group else str(variable.layer)
 
 
 def _origin(layer: str, span: Span | None) -> str:
-    """Return `runtime`, `env_configs of a800, job.yaml:24`."""
+    """Return the layer and its place, as in `runtime` or `env_configs of a800, job.yaml:24`."""
     return f"{layer}, {span.source.name}:{span.begin.line}" if span else layer
 
 

@@ -1,4 +1,4 @@
-"""The model behind a placement's pictures, node cards, unit cells and user bands; and how it is made of a layout."""
+"""The model of a placement's picture (node cards, unit cells, user bands), and its construction from a layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig
-from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.ranks import format_ranks, nodes_text
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeInfo
 
@@ -18,7 +18,7 @@ _UNITS_A_ROW = 8
 
 # Up to this many nodes, each has its own card.
 _ALL_CARDS = 24
-# Of a longer run of equal nodes this many are drawn, plus one card for the rest.
+# In a longer run of equal nodes, this many are drawn, plus one card for the rest.
 _RUN_HEAD = 3
 # A section has at most this many cards.
 _MOST_CARDS = 60
@@ -42,12 +42,12 @@ class Cell:
 
     Attributes:
         kind: `accelerator`, `node`, or a robot's type.
-        index: its number: an accelerator's on its node, a robot's in its group (as in rank maps).
+        index: its number: an accelerator's number on its node, a robot's number in its group (as in rank maps).
         users: the processes on it.
-        address: where a robot answers, or empty.
+        address: the hosts of a robot, or empty.
         node_rank: its node.
-        hardware_type, local_hardware_rank: its type, as in `Placement.hardware_type`, and its index among the node's
-        units of that type.
+        hardware_type, local_hardware_rank: its type, as in `Placement.hardware_type`, and its index among the units of
+        that type on the node.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`3` for an accelerator, `Franka 0 · 10.10.10.1` for a robot, `node`."""
+        """The name: `3` for an accelerator, `Franka 0 · 10.10.10.1` for a robot, `node` for a node."""
         if self.kind == ACCELERATOR:
             return str(self.index)
         if self.kind == NODE:
@@ -74,10 +74,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One node, or several alike.
+    """One node, or several equal nodes.
 
     Attributes:
-        ranks: the nodes' ranks; several for a card that stands for many nodes.
+        ranks: the ranks of the nodes.
         host: its ssh destination, or None.
         cells: its units.
         loose: the processes without a unit.
@@ -90,10 +90,10 @@ class Card:
 
     @property
     def pattern(self) -> object:
-        """Equal for two nodes that differ only in the ranks of their processes."""
+        """Return a key that is equal for nodes that differ only in the ranks of their processes."""
         before = (None, *self.cells)
         cells = tuple(
-            # A process that holds several units gives neighbouring cells equal users.
+            # If a process holds several units, neighboring cells have equal users.
             (cell.kind, _counts(cell.users), previous is not None and previous.users == cell.users)
             for previous, cell in zip(before, self.cells, strict=False)
         )
@@ -101,7 +101,7 @@ class Card:
 
 
 def _counts(users: Sequence[User]) -> tuple[tuple[str, int], ...]:
-    """Return how many processes of each component there are."""
+    """Return the number of processes of each component."""
     return tuple((user.component, len(user.ranks)) for user in users)
 
 
@@ -119,7 +119,7 @@ class Picture:
     """The whole placement.
 
     Attributes:
-        components: name and world size, in the order of the file, which is the order of the colours.
+        components: names and world sizes, in the order of the file; this order selects the colors.
     """
 
     title: str
@@ -129,7 +129,7 @@ class Picture:
 
 
 def summarised(picture: Picture) -> Picture:
-    """Return the picture with long runs of equal nodes reduced to a few."""
+    """Return the picture with long runs of equal nodes reduced to a few cards."""
     if sum(len(section.cards) for section in picture.sections) <= _ALL_CARDS:
         return picture
     return replace(
@@ -153,7 +153,7 @@ def _shortened(cards: Sequence[Card]) -> tuple[Card, ...]:
 
 
 def _merged(cards: Sequence[Card]) -> Card:
-    """Return one card for several nodes, with all their processes as loose ones."""
+    """Return one card for several nodes, with all their processes as `loose`."""
     ranks: dict[str, list[int]] = {}
     for card in cards:
         for user in [*(user for cell in card.cells for user in cell.users), *card.loose]:
@@ -163,7 +163,7 @@ def _merged(cards: Sequence[Card]) -> Card:
 
 
 def picture_record(picture: Picture) -> dict[str, Any]:
-    """Return the picture as data: what `placement.json` of a run keeps, and pages are made of."""
+    """Return the picture as data, for a run's `placement.json` and for pages."""
     picture = summarised(picture)
     colors = {name: index for index, (name, _) in enumerate(picture.components)}
     cells = [cell for section in picture.sections for card in section.cards for cell in card.cells]
@@ -192,7 +192,7 @@ def _card_record(card: Card, colors: Mapping[str, int]) -> dict[str, Any]:
         cells = list(kin)
         for first in range(0, len(cells), _UNITS_A_ROW):
             row = cells[first : first + _UNITS_A_ROW]
-            # One or two robots fill the row; accelerators take an eighth each, so that unlike nodes stay comparable.
+            # Robots share the row's width. An accelerator takes an eighth, so that different nodes stay comparable.
             columns = _UNITS_A_ROW if accelerators else len(row)
             rows.append({"columns": columns, "runs": _run_records(row, title, colors)})
     return {
@@ -205,7 +205,7 @@ def _card_record(card: Card, colors: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _run_records(row: Sequence[Cell], title: str, colors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the units of a row; a process that holds several of them is drawn once across these."""
+    """Return the units of a row; neighboring units with the same users are drawn as one."""
     runs: list[dict[str, Any]] = []
     for _, run in groupby(enumerate(row), key=lambda item: item[1].users or item[0]):
         units = [cell for _, cell in run]
@@ -224,7 +224,7 @@ def _user_records(users: Sequence[User], colors: Mapping[str, int]) -> list[dict
 def unit_cells(topology: ClusterTopology, placements: Mapping[str, Sequence[Placement]]) -> list[Cell]:
     """Return every known accelerator and robot, node by node, used or not.
 
-    A node as a whole is listed if it has neither, or if processes were placed on nodes rather than on hardware.
+    A node itself is listed if it has no units, or if processes were placed on the node rather than on its hardware.
     """
     ranks: dict[tuple[int, str, int], dict[str, list[int]]] = {}
     for component, processes in placements.items():
@@ -272,7 +272,7 @@ def picture_of(
     grouped: dict[tuple[str, ...], list[Card]] = {}
     for node in topology.nodes:
         units = cells.get(node.rank, [])
-        # Processes on a node as a whole have a cell of their own where it has no units.
+        # Processes placed on a node itself get a cell if the node has no units; otherwise they are loose.
         whole = [cell for cell in units if cell.kind == NODE and len(units) > 1]
         loose = tuple(user for cell in whole for user in cell.users)
         own = tuple(cell for cell in units if cell not in whole)
@@ -285,7 +285,7 @@ def picture_of(
 
 
 def headline(topology: ClusterTopology, processes: int, mode: str, spares: int = 0) -> str:
-    """Return `18 nodes · 1 spare · 128 accelerators · 2 robots · 530 processes · disaggregated`."""
+    """Return the headline, as in `18 nodes · 1 spare · 128 accelerators · 530 processes · disaggregated`."""
     accelerators = sum(node.num_accelerators or 0 for node in topology.nodes)
     robots = sum(len(node.robots) for node in topology.nodes)
     parts = [counted(topology.num_nodes, "node"), *([counted(spares, "spare")] if spares else [])]
@@ -295,8 +295,7 @@ def headline(topology: ClusterTopology, processes: int, mode: str, spares: int =
         parts.append(counted(robots, "robot"))
     unknown = [node.rank for node in topology.nodes if node.num_accelerators is None]
     if unknown:
-        nodes = f"node{'s' * (len(unknown) > 1)} {format_ranks(unknown)}"
-        parts.append(f"accelerators not declared ({nodes})")
+        parts.append(f"accelerators not declared ({nodes_text(unknown)})")
     return " · ".join([*parts, counted(processes, "process"), mode])
 
 
@@ -314,7 +313,7 @@ def robot_numbers(topology: ClusterTopology) -> dict[tuple[int, str, int], int]:
 
 
 def counted(count: int, name: str) -> str:
-    """Return `1 node`, `2 nodes`, `2 processes`."""
+    """Return a count with its noun, as in `1 node`, `2 nodes` or `2 processes`."""
     if count == 1:
         return f"1 {name}"
     return f"{count} {name}{'es' if name.endswith('s') else 's'}"
@@ -337,7 +336,7 @@ def _address(node: NodeInfo, kind: str, local: int) -> str:
 
 def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTopology) -> Section:
     ranks = [rank for card in cards for rank in card.ranks]
-    nodes = f"node{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+    nodes = nodes_text(ranks)
     contents = dict.fromkeys(_content(topology.nodes[rank]) for rank in ranks)
     content = f"{next(iter(contents))}{' each' if len(ranks) > 1 else ''}" if len(contents) == 1 else "unlike nodes"
     about = nodes if contents.keys() == {""} else f"{nodes} · {content}"
@@ -346,7 +345,7 @@ def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTo
 
 
 def _content(node: NodeInfo) -> str:
-    """Return `8 × A800`, `1 Franka`, `no accelerators`; empty where unknown, which the headline states once."""
+    """Return a node's units, as in `8 × A800`, `1 Franka` or `no accelerators`; empty if unknown."""
     parts: list[str] = []
     if node.num_accelerators:
         model = node.accelerator_model

@@ -1,4 +1,4 @@
-"""A placement in a few lines, ranges of processes and never a row for each; and as data, `rlinf.placement/1`."""
+"""The summary of a placement in a few lines, with ranges of processes, and its record `rlinf.placement/1`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_cli.placement.job_layout import (
 from rlinf_cli.placement.picture import NODE, Card, Picture, hosts_by_rank, robot_numbers, unit_cells
 from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.machines.cluster import replaceable
-from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.ranks import format_ranks, nodes_text
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology
@@ -30,7 +30,7 @@ _HEADERS = ("component", "processes", "group", "nodes", "units", "per process", 
 
 
 def placement_result(job: SoundJob, layout: JobLayout, picture: Picture, *, every_process: bool) -> Result:
-    """Return what `rlinf inspect placement` answers."""
+    """Return the answer of `rlinf inspect placement`."""
 
     def text() -> str:
         summary = summary_text(job, layout, picture)
@@ -82,7 +82,7 @@ def processes_table(job: SoundJob, layout: JobLayout) -> str:
 
 
 def _recipe_lines(job: SoundJob, layout: JobLayout) -> list[str]:
-    """Return what the recipe says of the placement."""
+    """Return the recipe's notes on the placement."""
     say = job.recipe.load(job.recipe.placement_notes) if job.recipe is not None else None
     if say is None:
         return []
@@ -94,15 +94,15 @@ def _recipe_lines(job: SoundJob, layout: JobLayout) -> list[str]:
 
 
 def _spare_lines(job: SoundJob) -> list[str]:
-    """Return which nodes each spare can serve as."""
+    """Return lines on the nodes that each spare can replace."""
     served: dict[tuple[int, ...], list[int]] = {}
     for spare in job.cluster.spare_ranks:
         served.setdefault(replaceable(job.cluster, spare), []).append(spare)
-    return [f"spare: {_nodes(spares)}, for {_nodes(ranks)}" for ranks, spares in served.items() if ranks]
+    return [f"spare: {nodes_text(spares)}, for {nodes_text(ranks)}" for ranks, spares in served.items() if ranks]
 
 
 def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
-    """Return the interpreters and the variables not set by the runtime, each with its nodes and its source."""
+    """Return the interpreters, and the variables that the runtime does not set, with their nodes and sources."""
     interpreters: dict[tuple[str, str], dict[int, None]] = {}
     variables: dict[tuple[str, str], dict[int, None]] = {}
     secrets = secret_texts(job)
@@ -115,12 +115,12 @@ def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
             if variable.layer is not Layer.RUNTIME:
                 value = visible(masked(variable.name, variable.value, secrets)) or '""'
                 variables.setdefault((f"{variable.name}={value}", layer_text(variable)), {})[node] = None
-    lines = [f"python: {path} on {_nodes(list(nodes))} ({layer})" for (path, layer), nodes in interpreters.items()]
-    return lines + [f"{setting} on {_nodes(list(nodes))} ({layer})" for (setting, layer), nodes in variables.items()]
+    lines = [f"python: {path} on {nodes_text(nodes)} ({layer})" for (path, layer), nodes in interpreters.items()]
+    return lines + [f"{setting} on {nodes_text(nodes)} ({layer})" for (setting, layer), nodes in variables.items()]
 
 
 def _one_for_each_environment(layout: JobLayout) -> dict[tuple[int, str], Placement]:
-    """Return one process for each node and group: the environment from the file depends on nothing else."""
+    """Return one process for each node and group, because the file's environment depends only on these."""
     representatives = {
         (placement.cluster_node_rank, placement.node_group_label): placement
         for placements in layout.placements.values()
@@ -146,7 +146,7 @@ def _visible_accelerators(placements: Sequence[Placement], topology: ClusterTopo
 
 
 def _share(placements: Sequence[Placement]) -> str:
-    """Return a process's share of units: `1`, `2`, `1/4` of a unit shared by four; `-` without a unit."""
+    """Return the number of units of a process: `1`, `2`, `1/4` if four processes share a unit; `-` without a unit."""
     if not any(placement.local_hardware_ranks for placement in placements):
         return "-"
     users: dict[tuple[int, int], int] = {}
@@ -163,7 +163,7 @@ def _share(placements: Sequence[Placement]) -> str:
 
 
 def sharing_lines(picture: Picture) -> list[str]:
-    """Return shared and idle units; a line per distinct set of components."""
+    """Return lines on shared and idle units, one for each distinct set of components."""
     by_users: dict[tuple[str, ...], dict[tuple[str, str], list[int]]] = {}
     for card in _cards(picture):
         for components, kind, units in _units(card):
@@ -175,17 +175,18 @@ def sharing_lines(picture: Picture) -> list[str]:
         lines.append(f"{' + '.join(components)} share {places}" if components else f"idle: {places}")
     empty = [rank for card in _cards(picture) if not card.cells and not card.loose for rank in card.ranks]
     if empty:
-        lines.append(f"idle: {_nodes(empty)} (no component)")
+        lines.append(f"idle: {nodes_text(empty)} (no component)")
     return lines
 
 
 def _place(kind: str, units: str, nodes: Sequence[int]) -> str:
-    """Return `accelerators 0-3 of nodes 0-7`, `nodes 0-7`."""
-    return _nodes(nodes) if kind == NODE else f"{kind}{'' if units.isdigit() else 's'} {units} of {_nodes(nodes)}"
+    """Return a place, as in `accelerators 0-3 of nodes 0-7` or `nodes 0-7`."""
+    on = nodes_text(nodes)
+    return on if kind == NODE else f"{kind}{'' if units.isdigit() else 's'} {units} of {on}"
 
 
 def _units(card: Card) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Return the components on a node's units, the kind of those units, and their ranks."""
+    """Yield the sets of components on a node's units, each with the kind and the ranks of the units."""
     indices: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for cell in card.cells:
         indices.setdefault((cell.components, cell.kind), []).append(cell.index)
@@ -197,12 +198,8 @@ def _cards(picture: Picture) -> Iterable[Card]:
     return (card for section in picture.sections for card in section.cards)
 
 
-def _nodes(ranks: Sequence[int]) -> str:
-    return f"node{'s' if len(ranks) > 1 else ''} {format_ranks(sorted(ranks))}"
-
-
 def placement_record(job: SoundJob, layout: JobLayout) -> dict[str, Any]:
-    """Return every process and every unit. A part of a variable in `<...>` is known only on the node or at launch."""
+    """Return every process and unit as data. The part `<...>` of a variable is known only on the node or at launch."""
     return {
         "schema": SCHEMA,
         "num_nodes": job.topology.num_nodes,

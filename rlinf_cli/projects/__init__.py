@@ -1,1 +1,1 @@
-"""Small working projects of a user's own, which `rlinf init` writes; their files are in `templates/`."""
+"""Small working projects that `rlinf init` writes for the user; their files are in `templates/`."""

@@ -1,9 +1,9 @@
 """The files of a new project: an environment, a model, a reward, a recipe, or a lab of all of them.
 
-`templates/KIND/` holds the files as they work there, where a module is called `my_KIND`. A project
-gets its own name in its place, and a lab the files of all kinds as modules of one package.
+`templates/KIND/` holds working files, whose module is called `my_KIND`. A project replaces that name by
+its own. A lab gets the files of all kinds, as modules of one package.
 
-A template stands alone, since it is copied into the user's folder: that of a reward repeats `examples/own_reward.py`.
+A template is copied into the user's folder, so it must be self-contained: `my_reward` repeats `examples/own_reward.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProjectKind(StrEnum):
 
     @property
     def word(self) -> str:
-        """The name of its module in the templates."""
+        """The name of the module in the kind's templates."""
         return f"my_{self}"
 
 
@@ -48,11 +48,11 @@ def project_files(kind: ProjectKind, name: str | None = None, *, gymnasium: bool
 
     Args:
         kind: the kind of the project.
-        name: the name of its module, of a lab its package; None: `my_KIND`.
-        gymnasium: an environment of Gymnasium, instead of a `VectorEnv`.
+        name: the name of the module, or of a lab's package; None for `my_KIND`.
+        gymnasium: whether an environment uses Gymnasium instead of a `VectorEnv`.
 
     Raises:
-        ConfigError: `name` cannot be the name of a module of the user, or `kind` is no environment of Gymnasium.
+        ConfigError: `name` cannot be the name of a user's module, or `gymnasium` is set and `kind` is not `env`.
     """
     name = kind.word if name is None else name
     _check_name(name)
@@ -83,7 +83,7 @@ def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:
     """Write a new project into `folder`, which may hold other files.
 
     Raises:
-        ConfigError: a file is in the way, the folder is one of data, or it cannot be written. Nothing was written.
+        ConfigError: a file exists already, the folder holds data, or a file cannot be written. Nothing was written.
     """
     if holds_data(str(folder)):
         raise ConfigError(
@@ -116,13 +116,13 @@ def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:
 
 
 def _renamed(template: str, modules: Mapping[ProjectKind, str]) -> dict[PurePosixPath, str]:
-    """Return the files of a template, with the modules called as in `modules`."""
+    """Return the files of a template, with its modules renamed as in `modules`."""
     names = {part.word: module for part, module in modules.items()}
 
     def rename(match: re.Match[str]) -> str:
         module = names[match["word"]]
         if match["test"] or match["suffix"]:
-            # A file is called by the last part of its module's name, as `env.yaml` of `my_lab.env`.
+            # A file has the last part of its module's name, as in `env.yaml` for `my_lab.env`.
             module = module.rpartition(".")[2]
         return f"{match['test'] or ''}{module}{match['suffix'] or ''}"
 
@@ -135,13 +135,13 @@ def _renamed(template: str, modules: Mapping[ProjectKind, str]) -> dict[PurePosi
 
 
 def _check_name(name: str) -> None:
-    """Raise a ConfigError unless `name` can be the name of a module of the user."""
+    """Raise a ConfigError unless `name` can be the name of a user's module."""
     if not name.isidentifier() or iskeyword(name) or unicodedata.normalize("NFKC", name) != name:
         raise ConfigError(
             f"`{name}` cannot be the name of a Python module",
             help="use letters, digits and `_`, no digit first and no word of Python, as in `--name cart`",
         )
-    # The current folder may hold a project already.
+    # Ignore the current folder: it may hold an earlier project of this name.
     elsewhere = [entry for entry in named_path() if os.path.realpath(entry) != os.getcwd()]
     if name in sys.stdlib_module_names or name in OWN_PACKAGES or PathFinder.find_spec(name, elsewhere) is not None:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""HTML reports of runs; gathering, charts and pages have a module each."""
+"""HTML reports of runs. Separate modules gather the content, draw charts, and write pages."""

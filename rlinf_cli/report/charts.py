@@ -1,4 +1,4 @@
-"""Charts of a page, as Vega-Lite specifications, and the library that draws them as one piece of JavaScript."""
+"""Charts as Vega-Lite specifications, and the JavaScript library that draws them on a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require_modules(what: str, modules: Sequence[str] = MODULES) -> None:
         modules: the modules that the page needs.
 
     Raises:
-        RLinfError: one is missing.
+        RLinfError: a module is missing.
     """
     if missing := missing_modules(modules):
         listed = ", ".join(f"`{name}`" for name in missing)
@@ -37,7 +37,7 @@ def require_modules(what: str, modules: Sequence[str] = MODULES) -> None:
 def chart_script() -> str:
     """Return the JavaScript that draws Vega-Lite charts, as `window.vegaEmbed`.
 
-    Bundling takes seconds, so the result is kept in the user's cache folder, by the versions of the libraries.
+    Bundling takes seconds, so the result is cached in the user's cache folder for each version of the libraries.
     """
     import vl_convert
 
@@ -55,23 +55,23 @@ def chart_script() -> str:
         part.write_text(text, encoding="utf-8")
         part.replace(kept)
     except OSError:
-        # The next page takes its seconds again.
+        # Without a cache, the next page bundles the code again.
         pass
     return text
 
 
 def _inlinable(script: str) -> str:
-    """Return JavaScript whose strings cannot end the element that holds it."""
+    """Return JavaScript whose strings cannot end the enclosing `script` element."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 Spec: TypeAlias = dict[str, Any]
 
-# Okabe and Ito's palette, which people of every colour vision can tell apart.
+# Okabe and Ito's palette, which color-blind readers can distinguish as well.
 PALETTE: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A8F98", "#B3A100")
 _HEIGHT: Final = 220
 _SMALL_HEIGHT: Final = 110
-# Axis and legend of a chart with rows.
+# The height of the axis and the legend of a chart with rows.
 _AROUND: Final = 80
 _SCHEMA: Final = "https://vega.github.io/schema/vega-lite/v6.json"
 ROWS: Final = "rows"
@@ -88,9 +88,9 @@ CONFIG: Final[Mapping[str, Any]] = {
     },
     "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 12},
 }
-# Below this many points, each is marked.
+# A curve with fewer points has a mark at each point.
 _FEW_POINTS: Final = 30
-# Below this many steps, bars: an area over two points is meaningless.
+# Fewer steps are drawn as bars, because an area over two points is meaningless.
 _FEWEST_FOR_AREA: Final = 8
 
 
@@ -98,11 +98,11 @@ class Curve(NamedTuple):
     """A line of a chart.
 
     Attributes:
-        label: the legend's text; lines with the same one have one colour.
+        label: the legend's text; lines with equal labels have the same color.
         bands: its points.
         kind: `mean` for a strong line within its band, `eval` for points with their intervals, `run` for a thin line.
-        place: the number of its colour; by default that of its label.
-        name: what it is called beside the label.
+        place: the number of its color; by default the number of its label.
+        name: an additional name, shown with the label.
     """
 
     label: str
@@ -127,8 +127,8 @@ def curves(
         title: the title, also for screen readers.
         lines: the lines; bands of a single value have no area.
         share: whether values are between 0 and 1.
-        x: what the horizontal axis counts.
-        small: whether it is one of many: without a legend and without titles.
+        x: the title of the horizontal axis.
+        small: whether to leave out the legend and the titles, for a chart among many.
     """
     rows = [
         (curve.kind, curve.label, _number(band.step, 9), *map(_number, band[1:]), curve.name)
@@ -139,7 +139,7 @@ def curves(
     places = {curve.label: curve.place for curve in lines}
     labels = {label: number if place is None else place for number, (label, place) in enumerate(places.items())}
     many = any(len(label) > 20 for label in labels)
-    # The legend symbol of a band would be as pale as the band.
+    # By default the legend symbol of a band would be as pale as the band.
     legend = {"orient": "top", "symbolOpacity": 1, **({"columns": 1, "labelLimit": 600} if many else {})}
     colour = _colour("series", list(labels), legend)
     colour["scale"]["range"] = [PALETTE[place % len(PALETTE)] for place in labels.values()]
@@ -166,7 +166,7 @@ def curves(
     if "eval" in kinds:
         layers.append(_layer("point", value, points, filled=True, size=45))
     if not small:
-        # Wide and transparent, so that hovering needs no precision.
+        # Large transparent points make it easy to hover over a line.
         figures = [_quantity(name, format=".4g") for name in ("value", "low", "high")]
         tooltip = [_name("series"), _name("name"), _quantity("step"), *figures]
         layers.append(_layer("point", {**value, "tooltip": tooltip}, size=120, opacity=0))
@@ -193,7 +193,7 @@ def stacked_over_steps(title: str, series: Mapping[str, Sequence[Band]]) -> Spec
 
 
 def stacked_by_component(title: str, rows: Sequence[tuple[str, str, float]]) -> Spec:
-    """Return seconds a step by component, stacked by what it did: (component, activity, seconds)."""
+    """Return the seconds a step of each component, stacked by activity; a row is (component, activity, seconds)."""
     components = list(dict.fromkeys(row[0] for row in rows))
     encoding = {
         "y": _name("component", title=None, sort=components),
@@ -219,7 +219,7 @@ def _layer(mark: str, encoding: Spec, transform: Sequence[Spec] = (), **options:
 
 
 def _colour(field: str, domain: Sequence[str], legend: Mapping[str, object] | None = None) -> Spec:
-    """Return a colour of each value, and the legend of them."""
+    """Return the encoding that gives each value a color, with its legend."""
     colours = [PALETTE[number % len(PALETTE)] for number in range(len(domain))]
     legend = legend or {"orient": "top", "columns": 4, "labelLimit": 400}
     return _name(field, title=None, scale={"domain": list(domain), "range": colours}, legend=legend)
@@ -235,7 +235,7 @@ def _data(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _finished(shape: Spec, data: str, title: str, height: int) -> Spec:
-    """Return a chart as a specification with the width of its container and the colours of its page."""
+    """Return a chart as a specification with the width of its container and the colors of its page."""
     return {
         "$schema": _SCHEMA,
         "config": CONFIG,

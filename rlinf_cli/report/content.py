@@ -1,4 +1,4 @@
-"""The content of a report, gathered from the folder of a run. Parts that the run does not have are empty."""
+"""The content of a report, gathered from a run's folder. Parts that the run does not have are empty."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MIB: Final = 1 << 20
 
 
 class Table(NamedTuple):
-    """A table of text; `right` are the columns that are aligned to the right."""
+    """A table of text; `right` lists the columns that are aligned to the right."""
 
     heads: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
@@ -47,9 +47,9 @@ class Table(NamedTuple):
 
 
 def gather(folder: RunFolder) -> dict[str, Any]:
-    """Return the content of a run's report, by the names that its template has for the parts.
+    """Return the content of a run's report by the names that the template uses.
 
-    A part that the run does not have is empty; one that cannot be read is noted.
+    A part that the run does not have is empty; a part that cannot be read is noted.
 
     Raises:
         OSError: the metrics cannot be read.
@@ -72,7 +72,7 @@ def gather(folder: RunFolder) -> dict[str, Any]:
         "series": series,
         "result": result_rows(state, series),
         "settings": settings,
-        # What the file and the command line gave.
+        # The settings from the file and the command line.
         "asked": settings._replace(rows=[row for row in settings.rows if row[2] != "default"]),
         "config_text": read_or_note(lambda: read_text(folder.config_file), "", notes, missing=True),
         "processes": _processes(placement),
@@ -92,7 +92,7 @@ def gather(folder: RunFolder) -> dict[str, Any]:
 
 def result_rows(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
     """Return the results as names and metrics."""
-    newest = newest_of(series.finite)
+    newest = newest_of(series.columns)
     rows: list[tuple[str, str]] = []
     if series.evaluations:
         step, metrics = series.evaluations[-1]
@@ -153,7 +153,7 @@ def _every_process(placement: PlacementFile) -> list[tuple[str, PlacedProcess]]:
 
 
 def _comparisons(checks: Sequence[ContactCheck]) -> Table:
-    """Return what was compared before the first step, without columns that are empty in every row."""
+    """Return the comparisons made before the first step, without columns that are empty in every row."""
 
     def row(check: ContactCheck) -> Sequence[str]:
         numbers = ("" if value is None else f"{value:.2g}" for value in (check.largest_difference, check.bound))
@@ -189,7 +189,7 @@ def _samples(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _one_of_each_prompt(ordered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return samples interleaved by prompt, since answers to one prompt are alike."""
+    """Return samples interleaved by prompt, since answers to the same prompt are similar."""
     counts: Counter[str] = Counter()
     rounds: list[int] = []
     for sample in ordered:

@@ -1,4 +1,4 @@
-"""Curves of results: the metrics that are drawn, and pictures of them."""
+"""Curves of results: the choice of metrics, and pictures of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import durable
 from rlinf_core.statistics import mean
 
-# Sets that differ in more keys are named by their runs.
+# Sets that differ in more keys are named after their runs.
 _MOST_KEYS: Final = 2
 _INK: Final = "#333333"
 _SCALE: Final = 2.0
@@ -30,7 +30,7 @@ class Panel(NamedTuple):
     """A chart of results.
 
     Attributes:
-        series: the label of each line, and the metrics that it may be: the first that a run has.
+        series: the label of each line with its possible metrics; the first metric that a run has is drawn.
         share: whether values are between 0 and 1.
     """
 
@@ -56,7 +56,7 @@ PANELS: Final = (
 
 
 def result_curves(series: RunSeries) -> list[tuple[Panel, list[Curve]]]:
-    """Return the charts of results that a run has, with their lines."""
+    """Return the charts of results for which a run has metrics, with their lines."""
     return [(panel, curves) for panel in PANELS if (curves := _curves(panel, series))]
 
 
@@ -66,7 +66,7 @@ def _curves(panel: Panel, series: RunSeries) -> list[Curve]:
     for label, names in panel.series:
         name = next((name for name in names if name in series.columns), "")
         column = series.columns.get(name, MetricColumn()).finite()
-        # Two series with equal values are one line, as where success ends the episode.
+        # Two series with equal values are drawn as one line, as for metrics of success if success ends the episode.
         if not len(column) or column in columns:
             continue
         columns.append(column)
@@ -77,10 +77,10 @@ def _curves(panel: Panel, series: RunSeries) -> list[Curve]:
 
 
 def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path] | None:
-    """Draw `curve.png` and `curve.svg` of `metrics.jsonl` into `folder`, and replace those of before.
+    """Draw `curve.png` and `curve.svg` of `metrics.jsonl` into `folder`, and replace existing ones.
 
     Returns:
-        The PNG and the SVG, or None where no metric to draw was written.
+        The paths of the PNG and the SVG, or None if the file has no metric to draw.
 
     Raises:
         RLinfError: a package is not installed, the metrics cannot be read, or the pictures cannot be written.
@@ -104,7 +104,7 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         why = write_fault(folder, error)
         raise RunError("the learning curve cannot be written", where=str(folder), why=why) from error
     except Exception as error:
-        # From an unexpected version of the library, for example. The run does not depend on the picture.
+        # An unexpected version of the library may fail in any way, and the run does not depend on the picture.
         raise RunError("the learning curve cannot be drawn", why=f"{type(error).__name__}: {error}") from error
     return paths
 
@@ -113,7 +113,7 @@ def draw_comparison(comparison: Comparison, path: Path, metrics: Sequence[str] =
     """Draw metrics of all runs; the extension of `path` selects the format.
 
     Args:
-        metrics: one for each chart; by default the compared one.
+        metrics: the metric of each chart; by default the compared metric only.
 
     Raises:
         RLinfError: no run has one of the metrics, a package is not installed, the format is unknown, or the file
@@ -129,9 +129,9 @@ def draw_comparison(comparison: Comparison, path: Path, metrics: Sequence[str] =
 
 
 def compared_curves(comparison: Comparison, metric: str) -> Spec:
-    """Return a metric of all runs.
+    """Return the chart of a metric of all runs.
 
-    A set of several runs is their mean and a band from the lowest to the highest, with a thin line for each.
+    A set of several runs is drawn as their mean, a band from the lowest to the highest, and a thin line for each run.
 
     Raises:
         RunError: no run has the metric.
@@ -144,7 +144,7 @@ def compared_curves(comparison: Comparison, metric: str) -> Spec:
 
 
 def _set_curves(comparison: Comparison, place: int, metric: str) -> list[Curve]:
-    """Return the curves of a set of runs: the one of its only run, or all of them and their mean."""
+    """Return the curves of a set of runs: a curve for each run and, for several runs, their mean."""
     run_set = comparison.sets[place]
     columns = [
         (run.folder.path.name, column, comparison.x.of(run.series))
@@ -160,7 +160,7 @@ def _set_curves(comparison: Comparison, place: int, metric: str) -> list[Curve]:
 
 
 def mean_and_range(columns: Sequence[MetricColumn], x: Sequence[Mapping[int, float]]) -> list[Band]:
-    """Return mean, lowest and highest value at each step that all columns have, at the mean of its places in `x`."""
+    """Return mean, lowest and highest value at each step that all columns have, at the step's mean position in `x`."""
     by_step = [dict(zip(column.steps, column.values, strict=True)) for column in columns]
     bands: list[Band] = []
     for step in sorted(set(by_step[0]).intersection(*by_step[1:])):
@@ -170,7 +170,7 @@ def mean_and_range(columns: Sequence[MetricColumn], x: Sequence[Mapping[int, flo
 
 
 def _name(comparison: Comparison, place: int) -> str:
-    """Return what a set differs in, as in `A  actor.optim.lr 0.001`, or the name of its first run."""
+    """Return a set's label and distinguishing values, as in `A  actor.optim.lr 0.001`, or its first run's name."""
     run_set = comparison.sets[place]
     own = [difference for difference in comparison.differences if difference.kind is Kind.CONFIG]
     if len(comparison.sets) < 2 or not 0 < len(own) <= _MOST_KEYS:
@@ -180,7 +180,7 @@ def _name(comparison: Comparison, place: int) -> str:
 
 
 def _part(chart: Spec, title: str, *, width: int) -> Spec:
-    """Return a chart as a part of a picture: with its own title, rows and width, without hover texts."""
+    """Return a chart as part of a picture: with its own title, rows and width, without hover texts."""
     left_out = ("$schema", "config", "datasets", "autosize")
     rows = {"values": chart["datasets"][charts.ROWS], "format": {"type": "csv"}}
     part = {name: value for name, value in chart.items() if name not in left_out}
@@ -204,7 +204,7 @@ def save_picture(shape: Mapping[str, Any], paths: Sequence[Path]) -> None:
     unknown = [path.suffix for path in paths if path.suffix not in _FORMATS]
     if unknown:
         raise ValueError(f"`{unknown[0]}` is no format of pictures: use {', '.join(_FORMATS)}")
-    # Pages have colours of their own, a picture is dark on white.
+    # A page defines its own colors; a picture is dark on white.
     own_legends = {"resolve": {"scale": {"color": "independent"}}}
     text = json.dumps({**shape, **own_legends, "background": "white", "config": charts.CONFIG, "padding": 12})
     svg: str = library.vegalite_to_svg(json.loads(text.replace('"currentColor"', f'"{_INK}"')))
@@ -212,5 +212,5 @@ def save_picture(shape: Mapping[str, Any], paths: Sequence[Path]) -> None:
         content = svg.encode()
         if path.suffix != ".svg":
             content = library.svg_to_png(svg, scale=_SCALE) if path.suffix == ".png" else library.svg_to_pdf(svg)
-        # Somebody may be looking at the one of before.
+        # Replace an existing picture atomically, because it may be open in a viewer.
         durable.write_whole(path, content)

@@ -1,4 +1,4 @@
-"""Pages of runs, self-contained files: one with sections and charts, several side by side, and compared."""
+"""Self-contained HTML pages: the report of one run, an overview of several, and a comparison."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rlinf_core.foreign.budget import Budget, OverBudgetError
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.run_folder import RunFolder
 
-# Keeps a page, most of which is the chart library's code, below 3 MB.
+# Keep a page, which is mostly the chart library's code, below 3 MB.
 _MOST_METRICS: Final = 90
 _MOST_CURVES: Final = 3
 _SMALL_POINTS: Final = 120
@@ -44,12 +44,12 @@ _MOST_VIDEOS: Final = 12
 _VIDEO_BYTES: Final = 400_000
 _ALL_VIDEO_BYTES: Final = 900_000
 _POSTER_WIDTH: Final = 480
-# Bytes of one frame of a video, of which a poster is made.
+# The most bytes of a video frame that becomes a poster.
 _LARGEST_FRAME: Final = 128 << 20
 TIME: Final = "time/"
 TEMPLATES: Final = Path(__file__).parent / "templates"
 Specs: TypeAlias = dict[str, Spec]
-# Phases outside the steps, not part of their time.
+# Time metrics that are not phases of a step.
 BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
 
@@ -57,7 +57,7 @@ def report_page(folder: RunFolder, path: Path, *, refresh: int = 0) -> str:
     """Return the page of a run as one file.
 
     Args:
-        path: where the page is written; large videos are linked relative to it.
+        path: the path of the page; large videos are linked relative to it.
         refresh: seconds after which a browser loads the page again; 0 for never.
 
     Raises:
@@ -79,13 +79,13 @@ def report_page(folder: RunFolder, path: Path, *, refresh: int = 0) -> str:
 
 
 def placement_page(picture: Mapping[str, Any]) -> str:
-    """Return the picture of a placement as a page: the record of `picture_record`."""
+    """Return the page that shows a record of `picture_record`."""
     page: str = _environment().get_template("placement_page.html.j2").render(picture=picture)
     return page
 
 
 def _page(template: str, specs: Specs, context: Mapping[str, Any], *, refresh: int = 0) -> str:
-    """Return a template of this package as a page that loads nothing: charts and their code are in it."""
+    """Render a template of this package as a self-contained page, which includes the charts and their code."""
     script = charts.chart_script() if specs else ""
     page: str = _environment().get_template(template).render(**context, specs=specs, script=script, refresh=refresh)
     return page
@@ -95,7 +95,7 @@ def _page(template: str, specs: Specs, context: Mapping[str, Any], *, refresh: i
 def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # Everything is escaped: model output and file names are untrusted text.
+    # Escape everything, because model output and file names are untrusted.
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -130,7 +130,7 @@ def _times(columns: Mapping[str, MetricColumn], specs: Specs) -> dict[str, Any]:
     means = {name.removeprefix(TIME): column.mean() for name, column in columns.items() if name.startswith(TIME)}
     phases = {name: value for name, value in means.items() if "/" not in name and name not in BESIDE}
     step = means.get("step", sum(phases.values()))
-    # In one order, the two charts give a phase the same colour.
+    # With the same order, both charts give a phase the same color.
     names = sorted(phases, key=lambda name: -phases[name])
     rows = [(short_phase(name), phases[name]) for name in names]
     over = {short_phase(name): columns[f"{TIME}{name}"].bands(_TIME_POINTS) for name in names}
@@ -156,7 +156,7 @@ def _chosen(
 ) -> list[tuple[str, str]]:
     """Add small curves of the metrics whose names contain one of the words; return identifier and name of each.
 
-    One that is always zero, such as the staleness of a synchronous run, is among all metrics only.
+    A metric that is always zero, such as the staleness of a synchronous run, is left out here.
     """
     names = [
         name
@@ -167,7 +167,7 @@ def _chosen(
 
 
 def _groups(columns: Mapping[str, MetricColumn], specs: Specs) -> dict[str, list[tuple[str, str]]]:
-    """Add small curves of all metrics; return identifier and name of those of each prefix."""
+    """Add small curves of all metrics; return the identifiers and names of the curves by prefix."""
     names = [name for name in columns if not name.endswith(("_low", "_high"))][:_MOST_METRICS]
     groups: dict[str, list[tuple[str, str]]] = {}
     for number, name in enumerate(names):
@@ -182,7 +182,7 @@ def _small(columns: Mapping[str, MetricColumn], specs: Specs, identifier: str, n
 
 
 def _videos(run: Path, page: Path) -> list[dict[str, str]]:
-    """Return the newest videos of a run, newest first: small ones embedded, others as links; each with a frame."""
+    """Return the newest videos of a run, newest first, each with a frame; embed small videos, link large ones."""
     videos: list[dict[str, str]] = []
     left = _ALL_VIDEO_BYTES
     paths = [path for path in run.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
@@ -198,7 +198,7 @@ def _videos(run: Path, page: Path) -> list[dict[str, str]]:
 
 
 def _poster(video: Path) -> str:
-    """Return the frame in the middle of a video as an address; empty where it cannot be read."""
+    """Return the middle frame of a video as a `data:` address; empty if the video cannot be read."""
     try:
         av: Any = import_module("av")
     except ImportError:
@@ -219,10 +219,10 @@ def _poster(video: Path) -> str:
 
 
 def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0) -> str:
-    """Return the page of several runs as one file; runs with a report of their own are linked to it.
+    """Return the page of several runs as one file, with links to existing reports of the runs.
 
     Args:
-        path: where the page is written; links are relative to it.
+        path: the path of the page; links are relative to it.
         refresh: seconds after which a browser loads the page again; 0 for never.
 
     Raises:
@@ -232,7 +232,7 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
     specs: Specs = {}
     metrics = _metrics(every)
     for number, metric in enumerate(metrics):
-        # A run has one colour in all charts.
+        # A run has the same color in all charts.
         lines = [
             Curve(folder.path.name, series.finite[metric].bands(), place=place)
             for place, (folder, series) in enumerate(zip(folders, every, strict=True))
@@ -248,9 +248,8 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
 
 
 def _run_row(folder: RunFolder, series: RunSeries, page: Path) -> dict[str, Any]:
-    newest = newest_of(series.finite)
     headlines = labels.headlines(series.evaluations[-1][1], "eval") if series.evaluations else []
-    headlines = headlines or labels.headlines(newest, "env", "rollout")
+    headlines = headlines or labels.headlines(newest_of(series.columns), "env", "rollout")
     report = folder.path / NAME
     return {
         "address": quote(os.path.relpath(report, page.parent)) if report.is_file() else "",
@@ -258,7 +257,7 @@ def _run_row(folder: RunFolder, series: RunSeries, page: Path) -> dict[str, Any]
         "status": folder.state.outcome[0],
         "step": folder.state.step,
         "result": labels.figures_text(headlines),
-        "slowest": _slowest(newest),
+        "slowest": _slowest(newest_of(series.finite)),
         "speed": "" if series.pace is None else labels.speed(series.pace),
     }
 
@@ -275,7 +274,7 @@ def _slowest(newest: Mapping[str, float]) -> str:
 
 
 def _metrics(every: Sequence[RunSeries]) -> list[str]:
-    """Return the metrics whose curves are drawn: results first."""
+    """Return the metrics whose curves are drawn, results first."""
     names = set[str]().union(*(series.finite for series in every))
     wanted = [labels.headline_metric(names, space) for space in ("eval", "env", "rollout")]
     wanted += [name for name in ("train/actor/loss", "time/step") if name in names]
@@ -283,7 +282,7 @@ def _metrics(every: Sequence[RunSeries]) -> list[str]:
 
 
 def compared_page(comparison: Comparison) -> str:
-    """Return the page: results, overlaid curves, and differences, most important first."""
+    """Return the page of a comparison: results, overlaid curves, and differences, most important first."""
     context = {
         "count": sum(len(run_set.runs) for run_set in comparison.sets),
         "first": first_difference(comparison),

@@ -1,4 +1,4 @@
-"""The files and answers of `rlinf report`, `rlinf compare`, and of a placement that is drawn."""
+"""The work of `rlinf report`, `rlinf compare`, and drawing a placement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 
 SCHEMA: Final = "rlinf.report/1"
-# A long run's page takes seconds to make: it takes at most a tenth of one core.
+# A long run's page takes seconds to make. Pauses limit the work to a tenth of one core.
 _PAUSE_SECONDS: Final = 5.0
 _PAUSES_PER_PAGE: Final = 9.0
 _RELOAD_SECONDS: Final = 10
@@ -34,7 +34,7 @@ _PAGE: Final = (".html", ".htm")
 
 
 def report_runs(runs: Sequence[str] | None, out: Path | None, *, watch: bool) -> Result | None:
-    """Write the page of one run, or of several side by side; with `watch` again and again while one is active."""
+    """Write the page of one run or several; with `watch`, write it repeatedly while a run is active."""
     require_modules("no report was written")
     folders = [folder for name in runs for folder in find_runs(name)] if runs else [find_run(None)]
     path = (out or (folders[0].path / NAME if len(folders) == 1 else Path(NAME))).absolute()
@@ -59,15 +59,17 @@ def compared(runs: Sequence[str], metrics: Sequence[str], out: Sequence[Path], x
 
     Args:
         runs: run folders, names of runs, or folders of sweeps.
-        metrics: the metric that is compared, and others that are only drawn.
+        metrics: the metric to compare, and others that are only drawn.
         out: files to write: an HTML page, or a picture of the curves.
-        x: what curves are laid over.
+        x: the horizontal axis of the curves.
     """
     if any(file.suffix in _PAGE for file in out):
         require_modules("no page was written")
     folders = [folder for run in runs for folder in find_runs(run)]
-    if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
+    if len({folder.path.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
         raise typer.BadParameter("name two or more different runs", param_hint="'RUN...'")
+    if len(metrics) > 1 and all(file.suffix in _PAGE for file in out):
+        raise typer.BadParameter("further metrics are only drawn: add `-o curves.png`", param_hint="'--metric'")
     warn_of_damaged(folders)
     comparison = compare_runs(folders, metrics[0] if metrics else None, x)
     for file in out:
@@ -83,7 +85,7 @@ def compared(runs: Sequence[str], metrics: Sequence[str], out: Sequence[Path], x
 
 
 def draw_placement(result: Result, picture: Picture, out: Path) -> Result:
-    """Write the picture of a placement, a page; return the answer, which is the page alone where `out` is `-`."""
+    """Write the page of a placement; return the result with a note, or the page itself if `out` is `-`."""
     require_modules("no picture was written", ("jinja2",))
     page = placement_page(picture_record(picture))
     if str(out) == "-":
@@ -93,10 +95,10 @@ def draw_placement(result: Result, picture: Picture, out: Path) -> Result:
 
 
 def _write(folders: Sequence[RunFolder], path: Path, *, watch: bool) -> bool:
-    """Write the page; return whether a run that it shows is active.
+    """Write the page; return whether one of its runs is active.
 
     Args:
-        watch: whether the page of an active run is to be loaded again by browsers.
+        watch: whether browsers reload the page while a run is active.
     """
     for folder in folders:
         folder.refresh()

@@ -1,4 +1,4 @@
-"""Sampled answers of a run, `samples/step_N.jsonl` in its folder, and their text: `rlinf report --samples`."""
+"""Sampled answers of a run (`samples/step_N.jsonl` in its folder), and their text for `rlinf report --samples`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE = re.compile(r"step_(\d+)\.jsonl")
 
 
 class _Turn(FileModel):
-    """A turn of a conversation, as a line of `samples/step_N.jsonl` has it."""
+    """A turn of a conversation in a line of `samples/step_N.jsonl`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -36,7 +36,7 @@ class _Turn(FileModel):
 
 
 class _Sample(FileModel):
-    """A line of `samples/step_N.jsonl`: an answer, as `AnswerGroup.lines` has it."""
+    """A line of `samples/step_N.jsonl`: an answer in the format of `AnswerGroup.lines`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -64,7 +64,7 @@ def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[d
     """Return a step and its samples; by default the last step with samples.
 
     Raises:
-        RunError: there are none, or the file cannot be read.
+        RunError: there are no samples, or the file cannot be read.
     """
     steps = sampled_steps(run_folder)
     if not steps:
@@ -107,15 +107,15 @@ def samples_result(
     *,
     logprobs: bool,
 ) -> Result:
-    """Return the samples of a step, with their rewards and the reasons for these.
+    """Return the samples of a step, with their rewards and the reasons for the rewards.
 
     Args:
         run: the run's folder or name; None for the active one, else the last.
         step: the training step; None for the last.
         order: `written`, `best`, `worst` or `random`.
-        count: the maximum number.
+        count: the maximum number of samples.
         rewards: the least and the greatest reward.
-        logprobs: whether tokens are coloured by their log-probability.
+        logprobs: whether to color tokens by their log-probability.
     """
     folder = find_run(run)
     step, every = read_samples(folder.path, step)
@@ -152,7 +152,7 @@ def _block(sample: Mapping[str, Any], colour: bool) -> str:
         lines += [line for turn in turns for line in _turn(turn, branched=branched)]
     else:
         lines += _indented("asked", _safe(sample["prompt"]))
-    # An agent may end without an answer, and its task may have no right one: a game has neither.
+    # An agent may end without an answer, and its task, such as a game, may have no right answer.
     lines += _indented("answered", text) if text or not turns else []
     lines += _indented("right is", _safe(sample["answer"])) if sample["answer"] or not turns else []
     return "\n".join(lines)
@@ -162,8 +162,8 @@ def _turn(turn: Mapping[str, Any], *, branched: bool) -> list[str]:
     """Return the lines of a conversation turn with its time; for a tool also its name and error.
 
     Args:
-        turn: the turn, as a sample has it.
-        branched: whether the run had several conversations, which are then numbered.
+        turn: the turn from a sample.
+        branched: whether to number the conversations, because the agent's run had several.
     """
     text, details = _safe(turn["text"]).rstrip("\n"), list[str]()
     if branched and turn["who"] != "tool":

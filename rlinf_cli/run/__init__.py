@@ -1,1 +1,1 @@
-"""Running a recipe: `rlinf train`, and the documents it leaves for other commands."""
+"""Running a recipe: `rlinf train`, and the documents that it writes for other commands."""

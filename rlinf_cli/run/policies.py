@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ import typer
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.runs.run_lookup import NO_RUN_THERE, find_run, run_at
+from rlinf_cli.live.run_summary import shown
+from rlinf_cli.runs.run_lookup import find_run, run_at
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import meant_config
 from rlinf_core.errors import ConfigError, RLinfError, RunError
@@ -25,7 +25,7 @@ from rlinf_core.runners.opened_run import folder_without_run, note_step
 from rlinf_core.runners.storage.checkpoint import load_manifest, sound_checkpoint
 from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.evidence import read_quarantine
-from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder, unused_path
 from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.suggest import did_you_mean, quoted
 
@@ -50,13 +50,13 @@ def used_job(name: str, overrides: list[str], command: str, checkpoint: str | No
     Args:
         name: a file, a shipped configuration, a run folder, or the name of a run.
         overrides: `key=value` and `~key` arguments.
-        command: the command that uses it.
-        checkpoint: the checkpoint that is given.
+        command: the command that uses the job.
+        checkpoint: the checkpoint given on the command line.
 
     Raises:
-        typer.Exit: the configuration has errors, which are printed.
-        ConfigError: it selects no recipe, or the command ignores one of `overrides`.
-        RLinfError: its machines do not include this one.
+        typer.Exit: the configuration has errors, which were printed.
+        ConfigError: the configuration selects no recipe, or the command ignores one of `overrides`.
+        RLinfError: the job's machines do not include this machine.
     """
     from rlinf_cli.job.job_file import load, show_findings, sound, without_start, without_training_data
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
@@ -92,30 +92,30 @@ def find_run_folder(name: str) -> RunFolder | None:
     """Return the run folder for a path or a name; None if there is no such run.
 
     Raises:
-        RunError: it is a folder without a run.
+        RunError: `name` is a folder without a run.
     """
     run = run_at(name)
     if run is None and Path(name).is_dir() and meant_config(name) is None:
-        raise folder_without_run(Path(name), NO_RUN_THERE)
+        raise folder_without_run(Path(name), "name a run folder or a job file")
     return run
 
 
 def config_of(name: str) -> str:
-    """Return the configuration file of a run, or a name of another file as it is."""
+    """Return the configuration file of a run, or `name` unchanged if it names no run."""
     run = find_run_folder(name)
     return name if run is None else str(run.config_file)
 
 
 def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
-    """Return the `global_step_N` folder: the given one, else the newest of the run.
+    """Return the given `global_step_N` folder, or the newest one of the run.
 
     Args:
         checkpoint: a `global_step_N` folder, its number in the run, or a run folder or its `checkpoints` for the newest
-            one.
-        run: see above.
+            checkpoint there.
+        run: the run to search; None returns None if no checkpoint is given.
 
     Raises:
-        CheckpointError: it does not exist, or it is damaged.
+        CheckpointError: the checkpoint does not exist or is damaged.
     """
     if checkpoint is None:
         return None if run is None else run.checkpoints.require_sound().path
@@ -142,7 +142,7 @@ def evaluated(
     training_starts: bool,
     video: bool | None,
 ) -> Result:
-    """Evaluate a policy, and return its success; the exit code is 1 where episodes were left out.
+    """Evaluate a policy, and return its success; the exit code is 1 if episodes were left out.
 
     Raises:
         RLinfError: the recipe cannot evaluate, or the folder of the result exists.
@@ -153,9 +153,12 @@ def evaluated(
         raise RLinfError(f"recipe `{used.recipe.name}` does not support `rlinf eval`")
     weights = checkpoint_of(checkpoint, used.run)
     home = used.run.path / "evaluations" if used.run is not None else Path("evaluations")
-    folder = out or home / f"{'pretrained' if weights is None else weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or unused_path(home, "pretrained" if weights is None else weights.name)
     if folder.exists():
         raise RLinfError("the result folder already exists", where=str(folder), help="name another with `-o`")
+    # Before episodes that may take hours: a place that cannot be written is an error here.
+    folder.mkdir(parents=True)
+    folder.rmdir()
     result = function(
         used.job,
         weights,
@@ -169,11 +172,12 @@ def evaluated(
         f"{folder / recording['file']}: {len(recording['episodes'])} episodes, {recording['outcome']}"
         for recording in result.get("videos", ())
     ]
+    named = [] if weights is None else [f"weights of {shown(weights)}"]
     return Result(
         partial(_shares if "sets" in result else _table, result),
         result,
         ExitCode.FAILED if result.get("left_out") else ExitCode.OK,
-        (*_remarks(result), *recordings, f"{folder / 'eval.json'}"),
+        (*_remarks(result), *recordings, *named, f"{folder / 'eval.json'}"),
     )
 
 
@@ -186,10 +190,10 @@ def played(
     *,
     show: bool | None,
 ) -> Result:
-    """Write a video of a policy, and return what became of its episodes.
+    """Write a video of a policy, and return the outcomes of its episodes.
 
     Raises:
-        RLinfError: the recipe has no video.
+        RLinfError: the recipe cannot make videos.
         typer.BadParameter: no weights are named, or there are too many episodes.
     """
     episodes = episodes or _PLAYED
@@ -203,7 +207,7 @@ def played(
     if weights is None:
         raise typer.BadParameter("name the weights: a checkpoint or a run", param_hint="'--checkpoint'")
     home = used.run.path / "videos" if used.run is not None else Path("videos")
-    target = out or home / f"play-{weights.name}-{time.strftime('%Y%m%d-%H%M%S')}.mp4"
+    target = out or unused_path(home, f"play-{weights.name}", ".mp4")
     result = function(used.job, weights, target, episodes=episodes, emit=console.message)
     lines = [
         f"  {episode['env']}  {episode['outcome']}, return {episode['return']:.4g}, {episode['length']} steps"
@@ -242,7 +246,7 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
 
 
 def _table(result: Mapping[str, Any]) -> str:
-    """Return a line for each task, and one for all of them."""
+    """Return a line for each task, and a line for all tasks."""
     rows: list[tuple[str, ...]] = []
     tasks: dict[str, Any] = result["tasks"]
     left_out = result["left_out"]
@@ -263,7 +267,7 @@ def _table(result: Mapping[str, Any]) -> str:
 
 
 def _shares(result: Mapping[str, Any]) -> str:
-    """Return a line for each data set of a language model's evaluation, and one for all of them."""
+    """Return a line for each data set of a language model's evaluation, and a line for all data sets."""
     sets: dict[str, dict[str, float]] = result["sets"]
     names = [name for name in sets["all"] if f"{name}_low" in sets["all"]]
     others = [name for name in ("reward", "loss", "perplexity", "length") if name in sets["all"]]
@@ -276,19 +280,22 @@ def _shares(result: Mapping[str, Any]) -> str:
     columns = (*(word for name in names for word in (name, "95 %")), *others, *(word for _, word in counts))
     rows: list[tuple[str, ...]] = []
     for name, figures in sets.items():
-        shares = [
-            text
-            for share in names
-            for text in (_share(figures[share]), f"{figures[f'{share}_low']:.3f}-{figures[f'{share}_high']:.3f}")
-        ]
+        shares = [text for share in names for text in _with_interval(figures, share)]
         counted = [_count(figures, count, of) for count, _ in counts]
-        values = (f"{figures[other]:.4g}" for other in others)
+        values = (f"{figures[other]:.4g}" if other in figures else "" for other in others)
         rows.append((name, f"{figures['problems']:.0f}", *shares, *values, *counted))
     return console.table(("data set", "problems", *columns), rows)
 
 
+def _with_interval(figures: Mapping[str, float], name: str) -> tuple[str, str]:
+    """Return a share and its interval; empty for a data set without answers."""
+    if name not in figures:
+        return "", ""
+    return _share(figures[name]), f"{figures[f'{name}_low']:.3f}-{figures[f'{name}_high']:.3f}"
+
+
 def _count(figures: Mapping[str, float], name: str, of: str) -> str:
-    """Return `3 of 160`: answers that are not among those that count are told alone."""
+    """Return `3 of 160` for `cut_off`, and the count alone for other names, which the total does not include."""
     count = f"{figures.get(name, 0):.0f}"
     return f"{count} of {figures[of]:.0f}" if name == "cut_off" else count
 
@@ -298,10 +305,10 @@ def _share(value: float | None) -> str:
 
 
 def exported(run: str, kind: str, checkpoint: str | None, out: Path | None) -> Result:
-    """Write a policy in a format, and return what was written.
+    """Export a policy in a format, and return a description of the written files.
 
     Raises:
-        RLinfError: there is no such run or checkpoint, or the recipe has no export.
+        RLinfError: the run or checkpoint does not exist, or the recipe has no export.
     """
     run_folder = find_run_folder(run)
     if run_folder is None:
@@ -340,10 +347,10 @@ def replayed(run: str | None, item: str) -> Result:
 
     Args:
         run: the run's folder or name; None for the active one, else the last.
-        item: a file of its `quarantine/`, or its name.
+        item: a file in the run's `quarantine/`, or the name of such a file.
 
     Raises:
-        RLinfError: there is no such item, or its kind cannot be done alone.
+        RLinfError: the item does not exist, or items of its kind cannot be replayed.
     """
     folder = find_run(run)
     items = read_quarantine(folder.path)

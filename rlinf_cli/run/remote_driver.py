@@ -19,7 +19,7 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     """Return the remote cluster whose head must run the driver; None if it can run here.
 
     Raises:
-        ClusterError: the file names hosts, none of their nodes is this machine, and they were not brought up from here;
+        ClusterError: the file names hosts, none of which is this machine, and they were not brought up from here;
             or the cluster that is recorded under the file's name was brought up from other machines.
     """
     from rlinf_cli.cluster import identity
@@ -45,10 +45,10 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
 
 
 def refuse_elsewhere(job: SoundJob, file: str, why: str, do: str) -> None:
-    """Refuse what can be done on the head of a job's cluster only, where that is another machine.
+    """Refuse an operation that is only possible on the head of the job's cluster, if the head is another machine.
 
     Raises:
-        ConfigError: it is, `why` that matters, and that one may `do` it there.
+        ConfigError: the head is another machine; the message has the reason `why` and suggests to `do` it there.
     """
     if cluster_elsewhere(job, file) is not None:
         what = f"the head of this file's cluster is another machine, {why}"
@@ -61,7 +61,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
     The job is sent as a single resolved file, together with the values of the `cluster.forward_env` variables here.
 
     Raises:
-        ConfigError: one of them is not set.
+        ConfigError: one of these variables is not set.
     """
     from rlinf_cli.cluster.transports.head_driver import run_on_head
     from rlinf_core.config.composing.origins import resolved_text
@@ -77,7 +77,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
         *(["--verbose"] if console.verbosity.verbose else []),
         *(["--json"] if console.verbosity.json else []),
     ]
-    # -P keeps the login's home off `sys.path`: a `random.py` there would shadow the standard library's.
+    # -P keeps the home folder off `sys.path`: a `random.py` there would shadow the standard library's module.
     arguments = ["-P", "-m", "rlinf_cli", "train", "-", *flags]
     return run_on_head(record, arguments, stdin=resolved_text(job.tree).encode(), env=forwarded)
 
@@ -85,16 +85,16 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
 def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
     """Choose the cluster that this process's driver will join, set it in the environment, and print it in one line.
 
-    The environment names it. Else a cluster is joined that runs here, was brought up from the same machines as those of
-    the job, and by the same interpreter: another one belongs to other work.
+    A cluster named in the environment comes first. Otherwise the driver joins a cluster that runs here and was brought
+    up for the job's machines by the same interpreter; any other cluster belongs to other work.
 
     Args:
         job: the job.
         file: the file as named on the command line.
-        already_shown: whether the user knows it already.
+        already_shown: whether the user already knows the choice.
 
     Raises:
-        ClusterError: none runs here and one is needed, or several fit.
+        ClusterError: a cluster is needed and none runs here, or several fit.
     """
     from rlinf_core.node import attach
 
@@ -131,7 +131,7 @@ def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
 
 
 def _unlike(job: SoundJob, cluster: Known) -> str:
-    """Return why a cluster of this machine is another than the job's; an empty text if it is the job's."""
+    """Return why a cluster on this machine is not the job's; an empty text if it is."""
     from rlinf_cli.cluster.inventory import targets
 
     if not _of_the_file(job, cluster.path, cluster.section) and not _recorded_for(job, cluster.name):
@@ -140,20 +140,20 @@ def _unlike(job: SoundJob, cluster: Known) -> str:
     if cluster.num_nodes not in (None, job.cluster.num_nodes):
         return f"its `num_nodes` is {cluster.num_nodes}, the file's {job.cluster.num_nodes}"
     own = targets(job.cluster)[cluster.rank].interpreter
-    # `python` and `python3` of one environment are one; the links that they are lead out of it.
+    # Compare folders, because `python` and `python3` of one environment are links to a file outside it.
     folders = {os.path.realpath(os.path.dirname(interpreter)) for interpreter in (own, cluster.interpreter)}
     return f"it runs with {cluster.interpreter}, the job with {own}" if len(folders) > 1 else ""
 
 
 def _of_the_file(job: SoundJob, path: str, section: str) -> bool:
-    """Return whether a cluster was brought up from the job's machines: an equal section, or a base of the job."""
+    """Return whether a cluster was brought up from an equal `cluster` section or from a base file of the job."""
     from rlinf_core.node.cluster_records import section_digest
 
     return section == section_digest(job.cluster) or path in map(os.path.realpath, job.files[1:])
 
 
 def _recorded_for(job: SoundJob, name: str) -> bool:
-    """Return whether the newest `rlinf up` of a cluster was for the job's machines; nodes remember their first."""
+    """Return whether the newest `rlinf up` of a cluster was for the job; the nodes know only their first `rlinf up`."""
     from rlinf_core.node import cluster_records
 
     try:

@@ -29,16 +29,16 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.topology import ClusterTopology
 
 LOGGER = logging.getLogger("rlinf")
-# The state is written as a whole and synced. Its cost sets the interval, at most 2 % of the run: the written step lags
-# by milliseconds on a good disk, by this many seconds on the worst.
+# The state is written as a whole and synced, at intervals that keep the cost within 2 % of the run. The written step
+# lags by milliseconds on a fast disk, and by at most `_SELDOM` seconds on a slow one.
 _SHARE = 0.02
 _SELDOM = 2.0
 
 
 class StateWriter(View):
-    """Writer of the current step to the run's state: as often as is cheap, and before every long phase.
+    """The writer of the current step to the run's state, at cheap intervals and before every long phase.
 
-    A step that cannot be written ends no run: the next one is tried.
+    If a step cannot be written, the run continues, and the next step is tried.
     """
 
     def __init__(self, progress: RunProgress, folder: RunFolder) -> None:
@@ -108,7 +108,7 @@ class DocumentWriter(View):
             self.add_event(run_events.ITEMS, event.step, events.fates_line(event.fates), items)
 
     def _collect(self) -> Future[Provenance]:
-        """Return the provenance of the run, collected while its workers start: git may be slow."""
+        """Start collecting the run's provenance in the background, because git may be slow."""
         recipe = self._job.recipe
         packages = {"rlinf_core", *([recipe.package] if recipe is not None else [])}
         inputs = recipe.load(recipe.inputs) if recipe is not None else None
@@ -122,7 +122,7 @@ class DocumentWriter(View):
         return [f"{diagnostic.span}: {diagnostic.message}" for diagnostic in without_effect(self._job.diagnostics)]
 
     def add_event(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
-        """Add to the run's events."""
+        """Add an event to the run's events."""
 
         def masked(line: str) -> str:
             return hidden(mask_text(line))
@@ -156,7 +156,7 @@ class DocumentWriter(View):
         if self._job.tree is None:
             return {}
         tree = mask(self._job.tree, self._job.secret)
-        return {ORIGINS: _json(config_record(tree, list(origins(tree, self._job.config))))}
+        return {ORIGINS: _json(config_record(origins(tree, self._job.config)))}
 
     def _placement(self, topology: ClusterTopology) -> dict[str, str]:
         from rlinf_cli.job.job_file import sound
@@ -178,7 +178,7 @@ def _json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False) + "\n"
 
 
-# Seconds that the end of a run waits for room in its folder, and between two tries.
+# Seconds that the end of a run waits for free space for its folder, and seconds between two attempts.
 _ROOM_SECONDS: Final = 10.0
 _ROOM_PAUSE: Final = 0.25
 
@@ -186,16 +186,16 @@ _ROOM_PAUSE: Final = 0.25
 def record_end(
     folder: RunFolder, step: int | None, status: str, reason: str = "", *, at_once: bool = False
 ) -> RLinfError | None:
-    """Write the end status and the last finished step; return the error that prevents it, if any.
+    """Write the end status and the last finished step; return the error that prevents this, if any.
 
-    A file system without room may have some again in seconds: why the run ended is worth a wait.
+    A full file system may have free space again in seconds, so the function retries to keep the reason for the end.
 
     Args:
         folder: the folder of the run.
-        step: the last finished step; None: the run had not started.
+        step: the last finished step; None if the run had not started.
         status: the end status.
-        reason: why it ended.
-        at_once: whether there is no time for a wait, as after a second signal.
+        reason: why the run ended.
+        at_once: whether to try only once, as after a second signal.
     """
     deadline = time.monotonic() + (0.0 if at_once else _ROOM_SECONDS)
     while True:
@@ -232,9 +232,9 @@ def failure_block(
 
     Args:
         error: the exception of the recipe's program.
-        logs: the folder of the run's logs, or None where there is none.
+        logs: the folder of the run's logs, or None.
         run: the argument for `rlinf logs`, or None.
-        components: component by worker group name, where the two differ.
+        components: the component of each worker group whose name differs.
     """
     first, *others = failures_of(error)
     component = (components or {}).get(first.group, first.group) if first.group is not None else None
@@ -256,7 +256,7 @@ def failure_block(
 
 
 def _folded(others: Sequence[Failure]) -> str:
-    """Return `then also failed: env:0, env:1 (ChannelClosed), actor:0 (WorkerDiedError)`."""
+    """Return the other failures, as in `because of it also failed: env:0, env:1 (ChannelClosed)`."""
     by_kind: dict[str, list[str]] = {}
     for failure in others[:_MOST_NAMED]:
         by_kind.setdefault(type(failure.error).__name__, []).append(failure.name)

@@ -1,7 +1,8 @@
-"""The start of a job: checks before anything is started or written, its plan, and its driver here or on the head."""
+"""The start of a job: checks before anything is started or written, the plan, and the driver here or on the head."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -24,6 +25,7 @@ from rlinf_core.config.tree import to_data
 from rlinf_core.errors import ConfigError, PlacementError, RLinfError
 from rlinf_core.job.load import Job
 from rlinf_core.job.recipe import Recipe
+from rlinf_core.placement.environment import forwarded_values
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
 
@@ -32,7 +34,7 @@ _DRIVER_MODULES: Final = ("ray", "torch", "numpy", "safetensors")
 
 
 def obstacle(recipe: Recipe) -> str | None:
-    """Return why this interpreter cannot run a recipe, in a few words; None if it can."""
+    """Return in a few words why this interpreter cannot run a recipe; None if it can."""
     if recipe.program is None:
         return "it has no program in this version; its files can only be validated and laid out"
     missing = missing_modules(_DRIVER_MODULES)
@@ -43,7 +45,7 @@ def check_has_program(recipe: Recipe) -> None:
     """Check that this version can run a recipe.
 
     Raises:
-        RLinfError: it has no program.
+        RLinfError: the recipe has no program.
     """
     if recipe.program is None:
         raise RLinfError(
@@ -71,7 +73,7 @@ def recipe_of(job: Job) -> Recipe:
     """Return the recipe that a file selects.
 
     Raises:
-        ConfigError: it selects none.
+        ConfigError: the file selects no recipe.
     """
     if job.recipe is None:
         raise ConfigError(
@@ -83,7 +85,7 @@ def recipe_of(job: Job) -> Recipe:
 
 
 def recipes_result() -> Result:
-    """Return the installed recipes, with the configs that they start from; one that cannot be loaded is reported."""
+    """Return the installed recipes with their default configs; report recipes that cannot be loaded."""
     from rlinf_core.job.find_recipe import find_recipe, recipe_names
 
     installed: list[Recipe] = []
@@ -107,14 +109,26 @@ def recipes_result() -> Result:
         rows = [(recipe.name, _config_of(recipe), recipe.summary) for recipe in installed]
         table = console.table(("recipe", "config", "what"), rows, keep=(0, 1))
         reasons = [f"`{one.name}` cannot be run: {why}" for one in installed if (why := obstacle(one)) is not None]
-        return "\n\n".join([table, *reasons])
+        return "\n\n".join([table, _shipped_table(), *reasons])
 
-    hint = "\n`rlinf train RECIPE` runs one; `rlinf inspect config CONFIG` shows its defaults."
+    hint = "\n`rlinf train NAME` runs one; `rlinf inspect config NAME` shows its values."
     return Result(text, {"schema": "rlinf.recipes/1", "recipes": records}, notes=(hint,))
 
 
+def _shipped_table() -> str:
+    """Return the names of the shipped configs, a row for each folder."""
+    from rlinf_core.config.shipped import shipped_configs
+
+    rows: dict[str, list[str]] = {}
+    # Configs without a recipe are in no folder, and come last.
+    for name in sorted(shipped_configs(), key=lambda name: "/" not in name):
+        folder, slash, last = name.rpartition("/")
+        rows.setdefault(folder + slash, []).append(last)
+    return console.table(("shipped configs", ""), [(folder, ", ".join(names)) for folder, names in rows.items()])
+
+
 def _config_of(recipe: Recipe) -> str:
-    """Return what names the config that a recipe starts from."""
+    """Return the argument that selects a recipe's default config."""
     from rlinf_cli.live.run_summary import shown
 
     own = recipe.default_config
@@ -122,15 +136,15 @@ def _config_of(recipe: Recipe) -> str:
 
 
 def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool = True) -> Job:
-    """Return a job with its names of the hub pinned to commits, and fetched if it runs on this machine alone.
+    """Return a job with its hub names pinned to commits; fetch their content if the job runs on this machine alone.
 
     Args:
         job: the job of `file`, without errors.
-        file, overrides: how it was loaded.
-        trains: whether the data of training are read.
+        file, overrides: the arguments with which the job was loaded.
+        trains: whether the job reads its training data.
 
     Raises:
-        ConfigError: a name is neither in the cache of huggingface_hub, nor can it be fetched.
+        ConfigError: a name is not in the cache of huggingface_hub, and cannot be fetched.
     """
     from rlinf_core.config.sections.hub_names import commit_of, ensure_here, hub_paths, pins_of
 
@@ -142,7 +156,7 @@ def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool
     if job.tree is None or not read(job.config):
         return job
     stdin = next((source.text.encode() for source in job.sources if source.kind == "stdin"), None)
-    # Of several machines each fetches what its own workers read.
+    # If there are several machines, each fetches what its own workers read.
     alone = job.cluster is not None and job.cluster.num_nodes == 1
     for name, kind in dict.fromkeys((path.name, path.kind) for path in read(job.config) if alone and not path.is_here):
         console.message(f"fetching `{name}`, a {kind} of the HuggingFace Hub, into its cache")
@@ -151,12 +165,14 @@ def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool
     missing = [path for path in read(pinned.config) if alone and not path.is_here]
     for path in missing:
         ensure_here(path)
-    # What was fetched is checked by the rules of the recipe.
+    # Load the job again, so that the recipe's rules check the fetched content.
     return load(file, (*overrides, *pins), stdin=stdin) if missing else pinned
 
 
 _RESUME: Final = "runner.resume_dir"
-# Of the length of a training run, what it saves and where it reports.
+# The weights that training starts from; an evaluation of a file takes them if it names no others.
+_INITIAL: Final = "actor.checkpoint_load_path"
+# Keys of `runner` about the length of training, checkpoints and reports.
 _RUNNER: Final = (
     *("max_epochs", "max_steps", "max_restarts", "max_staleness", "max_failed_fraction"),
     *("val_check_interval", "val_before_train", "only_eval", "profiler", "on_hang", "trace", "metrics_port", "logger"),
@@ -168,33 +184,34 @@ _TRAINING: Final = (
     *(f"actor.{name}" for name in ("optim", "checkpoint_save_path", "global_batch_size", "micro_batch_size")),
     "algorithm",
 )
-# Of `env.train`, what evaluations take, too.
+# Keys of `env.train` that evaluations use, too.
 _OF_EVALUATIONS: Final = (
     *("seed", "auto_reset", "ignore_terminations", "reward_coef", "success_reward"),
     *("num_processes", "simulator_timeout"),
 )
-# Of `algorithm`, what a policy acts by.
+# Keys of `algorithm` that affect how a policy acts.
 _ACTING: Final = ("algorithm.loss_type", "algorithm.normalize_observations")
 
 
 def refuse_unused(job: Job, overrides: Sequence[str], command: str, *, of_run: bool, checkpoint: str | None) -> None:
-    """Refuse arguments that a command ignores, and a file's checkpoint to resume from in the place of weights.
+    """Refuse arguments that a command ignores, and a file's `runner.resume_dir`, which it does not use as weights.
 
     Args:
         job: the job with the arguments.
         overrides: `key=value` and `~key` arguments.
-        command: its name.
-        of_run: whether the job is that of a run.
-        checkpoint: the checkpoint that is given.
+        command: the name of the command.
+        of_run: whether the job comes from a run.
+        checkpoint: the checkpoint given on the command line.
 
     Raises:
         ConfigError: a key has no effect.
     """
     for argument in overrides:
         key = argument.lstrip("+~").partition("=")[0]
-        if key == _RESUME or not _ignored(key, command, of_run=of_run):
+        starts = key == _INITIAL and (command != "eval" or of_run or checkpoint is not None)
+        if key == _RESUME or not (starts or _ignored(key, command, of_run=of_run)):
             continue
-        remedy = "remove it"
+        remedy = "name the weights with `--checkpoint`" if starts else "remove it"
         if key.startswith("env."):
             other = "eval" if key.startswith("env.train") else "train"
             remedy = f"write `env.{other}{key[len('env.') :].removeprefix('train').removeprefix('eval')}`"
@@ -212,7 +229,7 @@ def refuse_unused(job: Job, overrides: Sequence[str], command: str, *, of_run: b
 
 
 def _resumed(job: Job) -> str | None:
-    """Return the file's `runner.resume_dir`, also one that cannot be resumed from."""
+    """Return the file's `runner.resume_dir`, even if it cannot be resumed from."""
     data = cast("dict[str, Any]", to_data(job.tree)) if job.tree is not None else {}
     runner = data.get("runner")
     named = cast("dict[str, Any]", runner).get("resume_dir") if isinstance(runner, dict) else None
@@ -223,8 +240,8 @@ def _ignored(key: str, command: str, *, of_run: bool) -> bool:
     if _within(key, "env.eval"):
         return command == "record"
     if _within(key, "env.train"):
-        # In a file `env.eval` inherits from it; in that of a run it takes how steps count. The seed tells which starts
-        # are new.
+        # In a file, `env.eval` inherits from `env.train`. In a run's file it only uses the keys about counting steps,
+        # and the seed, which determines the new starts.
         return of_run and command != "record" and key.removeprefix("env.train.") not in _OF_EVALUATIONS
     return any(_within(key, name) for name in _TRAINING) and not any(_within(key, name) for name in _ACTING)
 
@@ -251,17 +268,17 @@ def start(
     detach: bool,
     already_shown: bool = False,
 ) -> Result | int:
-    """Train a job, and return the exit code; or return its plan.
+    """Train a job and return the exit code, or return only its plan.
 
     Args:
         file, overrides, assume: the arguments of the command line.
-        dry_run: whether only the plan is wanted.
-        detach: whether it runs in the background.
-        already_shown: whether the user has seen the warnings of the file and its plan.
+        dry_run: whether to return only the plan.
+        detach: whether to train in the background.
+        already_shown: whether the user has seen the file's warnings and its plan.
 
     Raises:
-        RLinfError: it cannot be started.
-        typer.Exit: the file has errors, which are printed on standard error.
+        RLinfError: the job cannot be started.
+        typer.Exit: the file has errors, which were printed on standard error.
     """
     job = load(file, overrides, assume)
     if job.recipe is not None and not dry_run:
@@ -272,6 +289,7 @@ def start(
     recipe = recipe_of(job)
     if dry_run:
         return _plan_result(job, parts, file)
+    forwarded_values(parts.cluster.forward_env, os.environ)  # refuses unset ones before anything is started
     if not already_shown:
         _show_plan(parts, file)
     cluster = cluster_elsewhere(parts, file)
@@ -286,13 +304,13 @@ def start(
 
 
 def _show_plan(parts: SoundJob, file: str) -> None:
-    """Show the placement in a few lines, if the file determines it."""
+    """Print the placement in a few lines, if the file determines it."""
     if console.verbosity.quiet:
         return
     try:
         console.message(f"{_plan(parts, file)}\n")
     except PlacementError:
-        # Undeclared accelerators are counted once the nodes are up.
+        # Undeclared accelerators are counted after the nodes have started.
         console.message("the placement depends on the nodes' accelerators, which the file does not declare\n")
 
 
@@ -314,7 +332,7 @@ def _plan_result(job: Job, parts: SoundJob, file: str) -> Result:
             "schema": "rlinf.plan/1",
             "recipe": job.recipe.name if job.recipe else None,
             "placement": placement_record(parts, lay_out(parts, "placement", file)),
-            "config": config_record(tree, values),
+            "config": config_record(values),
         }
 
     return Result(text, record, notes=("\nnothing was started, and nothing written",))

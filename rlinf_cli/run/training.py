@@ -39,16 +39,16 @@ def run(job: Job, recipe: Recipe) -> ExitCode:
     """Run a valid job in this process, and show its progress.
 
     Raises:
-        RLinfError: no run folder can be made.
+        RLinfError: the run folder cannot be made.
     """
     with signals_held() as release:
         return Training(job, recipe, make_folder(job, recipe)).run(release)
 
 
 def run_detached(job: Job, recipe: Recipe) -> ExitCode:
-    """Run a valid job in a detached process, which outlives this one and its terminal.
+    """Run a valid job in a detached process, which continues after this process and its terminal have ended.
 
-    Returns once that process has made its run folder, or has failed to.
+    Return when the detached process has made its run folder, or has failed to.
     """
     from rlinf_cli.live import driver_log
 
@@ -77,16 +77,16 @@ def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
         output = folder.log_file(PRINTED, 0)
         output.parent.mkdir(parents=True, exist_ok=True)
         settle({"folder": str(folder.path), "pid": os.getpid()}, output)
-        # Progress goes to the driver's log; this output is for everything else, and the final summary.
+        # Progress goes to the driver's log. This output gets everything else, and the final summary.
         console.verbosity.quiet, console.verbosity.json = True, False
         return Training(job, recipe, folder).run(release)
 
 
 def make_folder(job: Job, recipe: Recipe) -> RunFolder:
-    """Create the folder of a new run, or reopen that of a resumed one.
+    """Create the folder of a new run, or reopen the folder of a resumed run.
 
     Raises:
-        RLinfError: it cannot be made, or there is no checkpoint to resume from.
+        RLinfError: the folder cannot be made, or there is no checkpoint to resume from.
     """
     runner = getattr(job.config, "runner", None)
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
@@ -104,9 +104,11 @@ class Training:
 
     def __init__(self, job: Job, recipe: Recipe, folder: RunFolder) -> None:
         self._job, self._recipe, self._folder = job, recipe, folder
-        # Its stand-ins learn nothing: it has neither a learning curve nor a report, and its command sums it up.
+        # A rehearsal learns nothing, so it has no learning curve and no report, and its command prints the summary.
         self._rehearses = folder.state.kind == "rehearsal"
         self._progress = RunProgress(times_only=self._rehearses)
+        # Of a resumed run, also before its workers have started.
+        self._progress.step = folder.state.step
         self._documents = DocumentWriter(self._progress, job, folder)
         self._report: Path | None = None
         self._unread = without_effect(job.diagnostics)
@@ -114,7 +116,7 @@ class Training:
             within=Training._run_program.__code__,
             on_first=self._progress.end,
             patience=self._patience,
-            # The cluster's guardian process ends everything that a launch has started.
+            # During a launch a signal may end this process at once: the cluster's guardian ends what was started.
             holds_nothing=lambda: self._progress.started is None,
             before_hard=self._before_hard_end,
         )
@@ -123,19 +125,19 @@ class Training:
         """Run the program to its end; report the outcome on the streams, in the run's state, and as the exit code.
 
         Args:
-            ready: called once signals end the run cleanly.
+            ready: called when signals can end the run cleanly.
         """
         from rlinf_cli.live.driver_log import DRIVER, driver_log
 
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
-            # From here on a signal raises only within the program.
+            # From here on a signal raises an exception only within the program.
             ready()
             for diagnostic in self._unread:
                 log.info("%s: %s", diagnostic.span, diagnostic.message)
             try:
                 self._run_program(log)
-            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything
+            except BaseException as error:  # noqa: BLE001 - users' code, and libraries in Rust, raise anything
                 failure = error
             unseen = _leave_cluster()
             failure = failure or unseen
@@ -149,7 +151,7 @@ class Training:
             return self._finished(log)
 
     def _is_interrupted(self, failure: BaseException | None) -> bool:
-        """Return whether a signal ended the run; False for one that came after its end."""
+        """Return whether a signal ended the run; False for a signal that came after the end."""
         if self._interrupts.code is None:
             return isinstance(failure, KeyboardInterrupt)
         return failure is not None or self._progress.finished is None
@@ -168,7 +170,7 @@ class Training:
 
             self._interrupts.check()
             with sigterm_deferred(), suppress(ImportError):
-                # Its BLAS starts threads, which must not receive the signals that Ray's native code handles.
+                # Import numpy with signals deferred: its BLAS threads must not receive signals that Ray handles.
                 import_module("numpy")
             program = self._recipe.load(self._recipe.program)
             if program is None:
@@ -176,7 +178,7 @@ class Training:
             program(self._job, self._folder, listen)
 
     def _patience(self) -> float:
-        """Return the seconds after a signal in which the run may finish its step and write a checkpoint."""
+        """Return the seconds after a signal that the run has to finish its step and write a checkpoint."""
         runner = getattr(self._job.config, "runner", None)
         progress = self._progress
         if not getattr(runner, "save_on_interrupt", False) or not progress.has_unsaved_steps:
@@ -188,7 +190,7 @@ class Training:
         return STEP_SECONDS
 
     def _end_if_asked(self, event: events.Event) -> None:
-        """End the run after a signal, at an event where no step is half done."""
+        """End the run after a signal, at an event between two steps."""
         if isinstance(event, events.PhaseProgress):
             return
         if isinstance(event, events.PhaseStarted):
@@ -246,7 +248,7 @@ class Training:
         reason = reason_of(error)
         self._end_as_can_be(RunStatus.FAILED, reason)
         trace = "".join(traceback.format_exception(error)).rstrip()
-        # Not on the screen: the error block already shows it.
+        # The log level keeps this off the screen, which shows the error block.
         log.info("failed after step %d: %s\n%s", self._progress.step, reason, trace)
         if console.verbosity.verbose:
             console.error(trace)
@@ -268,7 +270,7 @@ class Training:
         )
 
     def _draw_curve(self, log: logging.Logger) -> None:
-        """Draw the learning curve, also of a failed or interrupted run: its progress is of interest."""
+        """Draw the learning curve, also of a failed or interrupted run."""
         from rlinf_cli.report.curves import draw_curve
 
         if self._rehearses:
@@ -281,7 +283,7 @@ class Training:
             self._progress.curve = drawn[0] if drawn is not None else None
 
     def _write_report(self) -> None:
-        """Write the report of a finished run; a signal aborts it."""
+        """Write the report of a finished run; a signal aborts the report."""
         from rlinf_cli.report.report_writing import write_report_at_end
 
         if self._rehearses:
@@ -290,14 +292,14 @@ class Training:
         self._report = write_report_at_end(self._folder.path, console.warn, lambda: self._interrupts.code is not before)
 
     def _causes(self) -> list[tuple[str, str]]:
-        """Return in short what `rlinf why` says of the run."""
+        """Return the short answer of `rlinf why` about the run."""
         from rlinf_cli.why.diagnosis import diagnose, why_brief
         from rlinf_cli.why.facts import read_facts
 
         return why_brief(diagnose(read_facts(self._folder)))
 
     def _kept(self) -> str:
-        """Return which finished steps a checkpoint preserves."""
+        """Return a sentence on the finished steps that a checkpoint preserves, and the lost ones."""
         if not hasattr(getattr(self._job.config, "runner", None), "save_interval"):
             return "weights that clients saved are kept"
         done, latest = self._progress.step, self._folder.checkpoints.latest()
@@ -317,7 +319,7 @@ class Training:
         return record_end(self._folder, step, status, reason, at_once=at_once)
 
     def _end_as_can_be(self, status: str, reason: str, *, at_once: bool = False) -> None:
-        """Record the end, but only log a failure: it must not hide why the run ended."""
+        """Record the end; only print a failure of this, which must not hide the reason for the end."""
         error = self._end(status, reason, at_once=at_once)
         if error is not None:
             console.error(f"the end of the run could not be recorded in {self._folder.path}: {error.why}")
@@ -337,9 +339,9 @@ class Training:
         return code
 
     def _before_hard_end(self, code: ExitCode) -> None:
-        """Write the end status, and print it bypassing the streams, which may be in use at this moment."""
+        """Write the end status, and print it without using the streams, which may be busy at this moment."""
         if sys.stderr.isatty():
-            # The live view hides the cursor.
+            # Show the cursor, which the live view hides.
             os.write(2, b"\x1b[?25h")
         reason = _reason_of_end(code)
         self._end_as_can_be(RunStatus.INTERRUPTED, reason, at_once=True)
@@ -361,7 +363,7 @@ def _reason_of_end(code: ExitCode) -> str:
 
 
 def _leave_cluster() -> BaseException | None:
-    """End what the program may have left; return the first failure of a call whose result was never read."""
+    """Leave the cluster, if the program did not; return the first failure of a call whose result was never read."""
     engine: Any = sys.modules.get("rlinf_core.cluster.engine")
     if engine is None or engine.current() is None:
         return None

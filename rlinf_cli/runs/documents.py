@@ -1,4 +1,4 @@
-"""Documents of a run: `origins.json`, `placement.json`, and `environment.json` with all else that makes runs differ."""
+"""The documents of a run: `origins.json`, `placement.json`, and the provenance in `environment.json`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORIGINS: Final = "origins.json"
 
 
 class OriginOfValue(FileModel):
-    """A value of the configuration, and where it came from."""
+    """A value of the configuration with its source."""
 
     path: str
     origin: str
@@ -70,7 +70,7 @@ class DrawnUser(FileModel):
 
 
 class DrawnRun(FileModel):
-    """Neighbouring units of the picture with the same processes."""
+    """Neighboring units of the picture with the same processes."""
 
     units: list[str]
     users: list[DrawnUser]
@@ -85,7 +85,7 @@ class DrawnRow(FileModel):
 
 
 class DrawnCard(FileModel):
-    """A node of the picture, or several alike."""
+    """A node of the picture, or several equal nodes."""
 
     title: str
     about: str
@@ -110,7 +110,7 @@ class DrawnComponent(FileModel):
 
 
 class DrawnPlacement(FileModel):
-    """The picture of a placement, as `picture_record` makes it."""
+    """The picture of a placement, made by `picture_record`."""
 
     title: str
     subtitle: str
@@ -134,12 +134,12 @@ class RecordedPlace(NamedTuple):
 
     @property
     def local_accelerator_rank(self) -> int | None:
-        """The first of its accelerators; None without one."""
+        """The first of the process's accelerators; None without accelerators."""
         return next(iter(self.local_accelerator_ranks), None)
 
 
 def recorded_places(file: Path) -> dict[str, list[RecordedPlace]]:
-    """Return the places of a run's processes by component; none where the run has written none.
+    """Return the places of a run's processes by component; empty if the file does not exist.
 
     Raises:
         RunError: the file is malformed.
@@ -164,9 +164,9 @@ SCHEMA: Final = "rlinf.environment/1"
 ENVIRONMENT: Final = "environment.json"
 
 _DIST_INFO: Final = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
-# Of a large file only the size and both ends are hashed: a weights file must not take minutes.
+# Bytes that are hashed at each end of a large file, in addition to its size: a weights file must not take minutes.
 _END_BYTES: Final = 1 << 20
-# A repository may be on a slow disk; a run does not wait for it.
+# Seconds that git may take, because a repository may be on a slow disk.
 _GIT_SECONDS: Final = 10.0
 
 
@@ -175,9 +175,9 @@ class Provenance(NamedTuple):
 
     Attributes:
         versions: the versions of Python, rlinf, and every package in the driver's interpreter.
-        code: digests of the source of rlinf and of the recipe's package; in a git repository also its `commit`, and a
+        code: digests of the source of rlinf and of the recipe's package; in a git repository also the `commit`, and a
         digest of `uncommitted` changes (empty if there are none).
-        inputs: digests of the files and folders that the configuration names, by their paths.
+        inputs: digests of the files and folders that the configuration names, by path.
         machine: host, platform, number of processors.
     """
 
@@ -218,7 +218,7 @@ def write_provenance(folder: Path, provenance: Provenance) -> None:
     """Write the provenance of the run in `folder`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     durable.write_whole(folder / ENVIRONMENT, json.dumps({"schema": SCHEMA, **provenance._asdict()}, indent=2) + "\n")
 
@@ -227,7 +227,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     """Return the provenance of the run in `folder`; None for a run of an older rlinf.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: the file cannot be read.
     """
     path = folder / ENVIRONMENT
     try:
@@ -240,7 +240,7 @@ def read_provenance(folder: Path) -> Provenance | None:
 
 
 def _installed() -> dict[str, str]:
-    """Return the versions of the installed packages, from their folder names: much faster than reading metadata."""
+    """Return the versions of installed packages from their folder names, which is much faster than from metadata."""
     versions: dict[str, str] = {}
     for place in sys.path:
         try:
@@ -287,7 +287,7 @@ def _content_digest(path: Path) -> str:
 
 
 def _git(folder: Path) -> dict[str, str]:
-    """Return the commit of the repository that `folder` is in, and a digest of its uncommitted changes."""
+    """Return the commit of the git repository around `folder`, and a digest of uncommitted changes."""
     commit = _answer(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}

@@ -1,4 +1,4 @@
-"""The logs of a run, `rlinf logs`: one file per process, merged by time, and followed as they grow."""
+"""The logs of a run for `rlinf logs`: one file per process, merged by time, and followed while they grow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.suggest import did_you_mean, quoted
 
-# The timestamp that starts a log line; its text sorts by time.
+# The timestamp that starts a log line; timestamps sort by time as text.
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 _FILE = re.compile(r"rank_(\d+(?:_\d+)*)\.log")
 _BLOCK = 64 * 1024
@@ -25,7 +25,7 @@ ALL = -1
 
 
 class LogFile(NamedTuple):
-    """The log of one process. `rank` is its rank; a child process adds its index, as in `0_1`."""
+    """The log of one process. `rank` is the process's rank; a child process appends its index, as in `0_1`."""
 
     component: str
     rank: str
@@ -50,7 +50,7 @@ def log_files(folder: Path) -> list[LogFile]:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last `count` lines of a text file, `ALL` for all; empty if it cannot be read."""
+    """Return the last `count` lines of a text file, `ALL` for all lines; empty if the file cannot be read."""
     lines, rest, _ = tail(path, count)
     if rest:
         lines.append(rest)
@@ -82,10 +82,10 @@ def _text(line: bytes) -> str:
 
 
 def entries(lines: Sequence[str], fallback: str = "") -> list[LogEntry]:
-    """Group lines into messages: a line without a timestamp belongs to the message before it.
+    """Group lines into messages; a line without a timestamp belongs to the message before it.
 
     Args:
-        fallback: the timestamp of leading lines without one.
+        fallback: the timestamp for leading lines without a timestamp.
     """
     messages: list[LogEntry] = []
     moment, part = fallback, list[str]()
@@ -106,7 +106,7 @@ def merged(parts: Iterable[Sequence[LogEntry]]) -> list[str]:
 
 
 def moment_of(path: Path) -> str:
-    """Return a file's modification time in the loggers' format; empty if it is gone."""
+    """Return a file's modification time in the loggers' format; empty if the file is gone."""
     try:
         changed = path.stat().st_mtime
     except OSError:
@@ -125,6 +125,11 @@ class Follower:
         self.path = path
         self._at = at
         self._rest = b""
+
+    @property
+    def rest(self) -> str:
+        """The incomplete last line at the last call of `read`."""
+        return _text(self._rest)
 
     def read(self) -> list[str]:
         """Return the lines completed since the last call."""
@@ -146,19 +151,21 @@ _LOOK_EVERY = 0.2
 
 
 def show_logs(words: Sequence[str], lines: int, *, follow: bool) -> Result:
-    """Print the logs of a run, and with `follow` what is added to them until it ends.
+    """Print the logs of a run; with `follow`, also print new lines until the run ends.
 
     Args:
-        words: a run, and components of it, as `actor`, `env:0`, or `:0` for a rank of each; see `run_of_words`.
-        lines: the number of last lines, `ALL` for all.
+        words: a run, and its components, as in `actor`, `env:0`, or `:0` for a rank of each; see `run_of_words`.
+        lines: the number of last lines, `ALL` for all lines.
 
     Raises:
-        RunError: there is no such run, or it has no such logs.
+        RunError: the run or its logs do not exist.
     """
     folder, chosen = run_of_words(words, lambda run: {file.component for file in log_files(run.logs)})
     files = _chosen(folder, chosen, follow=follow)
     read = [tail(file.path, lines) for file in files]
-    parts = merged(entries(last, moment_of(file.path)) for file, (last, _, _) in zip(files, read, strict=True))
+    # When following, an incomplete last line is printed once it is complete.
+    shown_lines = [[*last, *([rest] if rest and not follow else [])] for last, rest, _ in read]
+    parts = merged(entries(last, moment_of(file.path)) for file, last in zip(files, shown_lines, strict=True))
     console.results(parts if lines == ALL else parts[-lines:] if lines else [])
     if not follow:
         return Result(notes=(_ending(folder, how="`--follow` continues" if folder.state.going_on else ""),))
@@ -168,7 +175,7 @@ def show_logs(words: Sequence[str], lines: int, *, follow: bool) -> Result:
 
 
 def _matching(files: Iterable[LogFile], words: Sequence[str]) -> list[LogFile]:
-    """Return the logs that words choose: those of any component named, of the ranks named for all."""
+    """Return the logs that match one of the named components, if any, and one of the ranks `:N`, if any."""
     named = [word.partition(":") for word in words if not word.startswith(":")]
     ranks = {word[1:] for word in words if word.startswith(":")}
     return [
@@ -215,12 +222,13 @@ def _follow(folder: RunFolder, words: Sequence[str], followers: dict[Path, Follo
             followers.setdefault(file.path, Follower(file.path, 0))
         console.results(merged(entries(follower.read()) for follower in followers.values()))
         if not going_on:
+            console.results(follower.rest for follower in followers.values() if follower.rest)
             return
         time.sleep(_LOOK_EVERY)
 
 
 def _ending(folder: RunFolder, how: str = "") -> str:
-    """`runs/embodied-...: running, step 12 was the last; `--follow` continues`."""
+    """Return the last line, as in `runs/embodied-...: running, step 12 done; `--follow` continues`."""
     status, reason = folder.state.outcome
     text = f"{shown(folder.path)}: {status}, {f'step {folder.state.step}' if folder.state.step else 'no step'} done"
     return "; ".join(part for part in (text, reason, how) if part)

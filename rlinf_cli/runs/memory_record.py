@@ -1,4 +1,4 @@
-"""The record of `rlinf inspect memory`: what processes will hold, what they held, and what their nodes have."""
+"""The record of `rlinf inspect memory`: the forecast and measured memory of processes, and the memory of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_core.process.proc import Peak
 
 
 class HasPlace(Protocol):
-    """A process that is placed: by its node, and by the first of its accelerators there, None without one."""
+    """A placed process: its node, and its first accelerator there (None without accelerators)."""
 
     @property
     def cluster_node_rank(self) -> int: ...
@@ -25,8 +25,8 @@ class HasPlace(Protocol):
 
 
 class NodeMemory(NamedTuple):
-    """Bytes of a node's host and of each of its accelerators, None where that is not known; and whether the host's are
-    those of this machine, for want of anything that says what the node has.
+    """The bytes of a node's host memory and of each accelerator, None if unknown; `is_here` tells whether the host
+    memory is that of this machine, because the node's memory is not declared.
     """
 
     host: int | None = None
@@ -34,15 +34,15 @@ class NodeMemory(NamedTuple):
     is_here: bool = False
 
     def holds(self, host: int, accelerator: int) -> bool:
-        """Return whether both are there, as far as is known."""
+        """Return whether the node has these bytes; unknown memory counts as enough."""
         return (self.host is None or host <= self.host) and (
             self.accelerator is None or accelerator <= self.accelerator
         )
 
 
 def node_memory(cluster: ClusterConfig, rank: int, *, available: float | None, here: int | None) -> NodeMemory:
-    """Return the memory of a node: `available` GiB if the user gives it, else the least that a node group of the file
-    declares, else the bytes of this machine, `here`.
+    """Return the memory of a node: `available` GiB if given, else the least that a node group of the file declares,
+    else the bytes of this machine, `here`.
     """
     groups = [group for group in cluster.node_groups if rank in group.node_ranks]
     host = _least([available] if available is not None else [group.memory_gib for group in groups])
@@ -51,17 +51,17 @@ def node_memory(cluster: ClusterConfig, rank: int, *, available: float | None, h
 
 
 def _least(sizes: Sequence[float | None]) -> int | None:
-    """Return the least of the known sizes in GiB, in bytes; None where none is known."""
+    """Return the least of the known sizes, converted from GiB to bytes; None if no size is known."""
     return min((int(size * 2**30) for size in sizes if size is not None), default=None)
 
 
 def node_needs(
     forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[HasPlace]], *, in_turns: bool = True
 ) -> dict[int, tuple[int, int]]:
-    """Return the most bytes that the processes of each node hold of its host and of its fullest accelerator, by rank.
+    """Return by node rank the most bytes that processes hold of the host and of the fullest accelerator.
 
-    Of processes that leave an accelerator while others use it, the largest is there at a time; without `in_turns`,
-    where rollouts run ahead (`runner.max_staleness`), all of them are there at once.
+    Processes that offload take turns on an accelerator, so only the largest one counts. Without `in_turns`, when
+    rollouts run ahead (`runner.max_staleness`), all of them are there at once.
     """
     hosts, devices, largest = Counter[int](), Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for forecast in forecasts:
@@ -85,9 +85,9 @@ def memory_record(
     *,
     in_turns: bool = True,
 ) -> dict[str, Any]:
-    """Return what `--json` says, sizes in bytes; `peaks` are those of a run, by component and rank, by phase.
+    """Return the record for `--json`, with sizes in bytes.
 
-    `in_turns` is as `node_needs` takes it.
+    `peaks` has a run's peaks by component and rank, then by phase; `in_turns` is the argument of `node_needs`.
     """
     components: dict[str, Any] = {}
     for forecast in forecasts:
@@ -139,13 +139,13 @@ class _Peaks(FileModel):
 
 
 def machine_memory() -> int | None:
-    """Return the bytes of memory that processes here may have, in a container its limit; None: the system says none."""
+    """Return the bytes of memory that processes here may use (in a container, its limit); None if unknown."""
     allowed = memory_budget.allowed_bytes()
     return allowed if allowed < memory_budget.UNLIMITED else None
 
 
 def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:
-    """Return the peaks in `memory.json` of a run, by component and rank; empty if there are none.
+    """Return the peaks in a run's `memory.json` by component and rank; empty if the file does not exist.
 
     Raises:
         RunError: the file is malformed.

@@ -1,4 +1,4 @@
-"""Metrics of a run by name, as columns and bands for charts; and what they say of waits and of long answers."""
+"""A run's metrics by name, as columns and bands for charts; waits and long answers derived from the metrics."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from functools import cached_property
 from itertools import groupby, islice, pairwise, takewhile
 from typing import Final, NamedTuple, TypeAlias
 
-from rlinf_core.runners.metrics import Metrics
+from rlinf_core.runners.metrics import EVALUATION_TIME, Metrics
 from rlinf_core.runners.storage.profile import CallsOfSize
 from rlinf_core.statistics import wilson_interval
 
-# More points than pixels add nothing.
+# The most points of a curve; more points than pixels would add nothing.
 MOST_POINTS: Final = 300
-# Values of a metric that say what is true now.
+# The number of newest values of a metric that describe the current state.
 NEWEST: Final = 100
-# Lines that are in memory at a time.
+# The number of lines that are in memory at a time.
 _PART: Final = 2000
+# A greater value, as of a loss that diverged, counts as infinite: sums of squares would overflow.
+_MOST_VALUE: Final = 1e150
 Steps: TypeAlias = "MutableSequence[int]"
 Values: TypeAlias = "MutableSequence[float]"
 
@@ -30,7 +32,7 @@ class Band(NamedTuple):
     Attributes:
         step: the median of the steps that have a value.
         mean: the mean of the values.
-        low, high: the least and the greatest; of an evaluation its 95 % interval, None where that is not known.
+        low, high: the least and the greatest value; for an evaluation, its 95 % interval or None.
     """
 
     step: float
@@ -41,7 +43,7 @@ class Band(NamedTuple):
 
 @dataclass(slots=True)
 class MetricColumn:
-    """The values of one metric and their steps, in order; NaN where the run had no finite number."""
+    """The values of one metric with their steps, in order; NaN for a value that was not finite."""
 
     steps: Steps = field(default_factory=lambda: array("q"))
     values: Values = field(default_factory=lambda: array("d"))
@@ -50,29 +52,31 @@ class MetricColumn:
         return len(self.steps)
 
     def last(self, count: int) -> MetricColumn:
-        """Return the last values."""
+        """Return the last `count` values."""
         return MetricColumn(self.steps[-count:], self.values[-count:])
 
     def where(self, wanted: Callable[[int, float], bool]) -> MetricColumn:
-        """Return the steps whose number and value are wanted."""
+        """Return the steps for which `wanted(step, value)` is true."""
         kept = [pair for pair in zip(self.steps, self.values, strict=True) if wanted(*pair)]
         return MetricColumn(array("q", [step for step, _ in kept]), array("d", [value for _, value in kept]))
 
     def finite(self) -> MetricColumn:
-        """Return the steps with a finite value."""
-        return self if all(map(math.isfinite, self.values)) else self.where(lambda _, value: math.isfinite(value))
+        """Return the steps with a finite value; one whose square is not finite is none, either."""
+        if all(abs(value) < _MOST_VALUE for value in self.values):
+            return self
+        return self.where(lambda _, value: abs(value) < _MOST_VALUE)
 
     def since(self, lowest: float, highest: float) -> int | None:
-        """Return the first step of the values at the end that all lie within bounds; None if the last does not."""
+        """Return the step since which all values lie within the bounds; None if the last value does not."""
         inside = sum(1 for _ in takewhile(lambda value: lowest <= value <= highest, reversed(self.values)))
         return self.steps[-inside] if inside else None
 
     def mean(self) -> float:
-        """Return the mean of the values; 0 without one."""
+        """Return the mean of the values; 0 without values."""
         return math.fsum(self.values) / len(self.values) if self.values else 0.0
 
     def bands(self, most: int = MOST_POINTS) -> list[Band]:
-        """Return at most `most` bands of about equally many values; a short column unchanged."""
+        """Return at most `most` bands with about equally many values; a short column has one band per value."""
         count = len(self.steps)
         bounds = range(count + 1) if count <= most else [count * number // most for number in range(most + 1)]
         bands: list[Band] = []
@@ -91,7 +95,7 @@ class RunSeries:
         columns: the columns by the metrics' names.
         evaluations: (step, metrics) of each step that was evaluated.
         steps: the steps with metrics.
-        times: when each of them was written, in seconds since 1970.
+        times: the time at which each step's metrics were written, in seconds since 1970.
     """
 
     columns: dict[str, MetricColumn] = field(default_factory=dict[str, MetricColumn])
@@ -101,23 +105,23 @@ class RunSeries:
 
     @property
     def pace(self) -> float | None:
-        """Steps a second; None where it is not known."""
-        if len(self.steps) < 2 or self.steps[0] >= self.steps[-1]:
-            return None
-        return (self.steps[-1] - self.steps[0]) / max(self.times[-1] - self.times[0], 1e-9)
+        """Steps a second, without the time between the end of a run and its resumption; None if unknown."""
+        column = self.finite.get(_STEP, MetricColumn())
+        seconds = math.fsum(column.values) + math.fsum(self.finite.get(EVALUATION_TIME, MetricColumn()).values)
+        return len(column) / seconds if len(column) and seconds > 0 else None
 
     @cached_property
     def finite(self) -> dict[str, MetricColumn]:
-        """The columns without values that are not finite; none of a metric that has no other."""
+        """The columns with their finite values only; a metric without finite values is left out."""
         columns = {name: column.finite() for name, column in self.columns.items()}
         return {name: column for name, column in columns.items() if len(column)}
 
 
 def series_of(lines: Iterable[Metrics]) -> RunSeries:
-    """Return the metrics of a run by name. Reads the lines once."""
+    """Return the metrics of a run by name; read the lines once."""
     series, rest = RunSeries(), iter(lines)
     while part := list(islice(rest, _PART)):
-        # Lines of the same metrics are turned into columns together, which is several times as fast.
+        # Convert lines with the same metrics together, which is several times as fast.
         for names, group in groupby(part, key=lambda line: tuple(line.metrics)):
             alike = list(group)
             steps = [line.step for line in alike]
@@ -133,7 +137,7 @@ def series_of(lines: Iterable[Metrics]) -> RunSeries:
 
 
 def evaluated(metric: str, evaluations: Iterable[tuple[int, Mapping[str, float]]]) -> list[Band]:
-    """Return every evaluation's value of `metric`, with its 95 % interval where one is known."""
+    """Return every evaluation's value of `metric`, with its 95 % interval if known."""
     points: list[Band] = []
     for step, metrics in evaluations:
         value = metrics.get(metric, math.nan)
@@ -147,14 +151,15 @@ def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None
     """Return the 95 % interval of an evaluation metric, and the number of episodes averaged; None if unknown.
 
     Args:
-        metric: its full name, below `eval/`; it has a value.
+        metric: the full name of a metric below `eval/` that has a value.
         metrics: all metrics of the same evaluation.
     """
     space, _, name = metric.rpartition("/")
-    low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
-    episodes = metrics.get(f"{space}/episodes", metrics.get(f"{space}/answers"))
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    low, high = finite.get(f"{metric}_low"), finite.get(f"{metric}_high")
+    episodes = finite.get(f"{space}/episodes", finite.get(f"{space}/answers"))
     count = int(episodes) if episodes else None
-    if low is None and name.startswith("success") and count:
+    if low is None and name.startswith("success") and count and 0 <= metrics[metric] <= 1:
         low, high = wilson_interval(metrics[metric] * count, count)
     return low, high, count
 
@@ -164,26 +169,26 @@ def newest_of(columns: Mapping[str, MetricColumn]) -> dict[str, float]:
     return {name: column.values[-1] for name, column in columns.items()}
 
 
-# Another placement is predicted within 4 % of its step, and at worst 10 %: a wait below that is no sure gain.
+# Predictions of another placement err by about 4 % of a step, and at worst by 10 %, so a shorter wait is no sure gain.
 MATTERS: Final = 0.1
-# Answers that a percentile needs.
+# The number of answers that a percentile needs.
 _FEWEST_ANSWERS: Final = 100
 _STEP, _GENERATE, _ENGINE, _ANSWER = "time/step", "time/generate_rollouts", "engine/step", "answer"
 _ENV, _ROLLOUT, _ACTOR = "env", "rollout", "actor"
 _PARTNERS: Final = {_ENV: _ROLLOUT, _ROLLOUT: _ENV}
 
 Units = Mapping[str, Collection[tuple[int, int | None]]]
-"""What each component's processes are on: nodes, each with an accelerator or None."""
+"""The places of each component's processes: nodes, each with an accelerator or None."""
 
 
 class ComponentWait(NamedTuple):
     """A component that waits for another.
 
     Attributes:
-        who, whom: the two; `whom` may be no component, as in `scores and messages`.
-        share: the part of a step that it waits.
-        source: what shows it.
-        in_turns: whether it has no hardware that the other does not have: then they take turns, and none is idle.
+        who, whom: the waiting and the awaited component; `whom` may be something else, as in `scores and messages`.
+        share: the part of a step that `who` waits.
+        source: the measurement that shows the wait.
+        in_turns: whether `whom` has all the hardware of `who`: then the two take turns, and no hardware is idle.
     """
 
     who: str
@@ -194,7 +199,7 @@ class ComponentWait(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether hardware is idle for longer than predictions of other placements err."""
+        """Whether hardware is idle for longer than the error of predictions."""
         return self.share >= MATTERS and not self.in_turns
 
     @property
@@ -205,13 +210,13 @@ class ComponentWait(NamedTuple):
 
 
 class LengthTail(NamedTuple):
-    """Lengths of answers, in tokens, and what the longest cost.
+    """The lengths of answers in tokens, and the time that the longest answers take.
 
     Attributes:
-        middle, percentile, longest: half of the answers are no longer, 99 % are, and the longest one.
-        last, of: the number of an engine's answers that are the longest 1 %, at least one, and the whole number.
-        generation: the part of the engines' time in which no others are left.
-        step: the same as a part of a step.
+        middle, percentile, longest: the median, the 99th percentile, and the greatest length.
+        last, of: the number of answers among an engine's longest 1 %, at least one, and the number of its answers.
+        generation: the part of the engines' time in which only these longest answers are left.
+        step: the same time as a part of a step.
     """
 
     middle: float
@@ -224,12 +229,12 @@ class LengthTail(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether other answers meanwhile would be a sure gain."""
+        """Whether generating other answers in this time would be a sure gain."""
         return self.step >= MATTERS
 
     @property
     def cost(self) -> str:
-        """The cost of the longest in words."""
+        """The time that the longest answers take, in words."""
         which = "1 %" if self.last > 1 else f"1 of {self.of}"
         shares = f"{self.generation:.0%} of generation, {self.step:.0%} of a step".replace("%", " %")
         return f"the longest {which} of answers take {shares}"
@@ -241,12 +246,12 @@ class LengthTail(NamedTuple):
 
 
 def waits_of(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize], units: Units) -> list[ComponentWait]:
-    """Return who waits for whom in the newest steps, the longest first.
+    """Return the waits between components in the newest steps, longest first.
 
     Args:
         columns: the metrics of the run.
         calls: the timed calls of its processes.
-        units: what each component's processes are on; a component that it lacks is on hardware of its own.
+        units: the hardware of each component's processes; a missing component has hardware of its own.
     """
     waits = [
         wait._replace(in_turns=_in_turns(wait, units)) for wait in _every_wait(columns, calls) if wait.share >= 0.005
@@ -258,7 +263,7 @@ def _in_turns(wait: ComponentWait, units: Units) -> bool:
     own, others = units.get(wait.who), units.get(wait.whom)
     if own is None:
         return False
-    # What is no component leaves accelerators idle, and processors to others.
+    # A wait for something that is not a component leaves accelerators idle, but processors free for others.
     return all(unit is None for _, unit in own) if others is None else set(own) <= set(others)
 
 
@@ -284,7 +289,7 @@ def _every_wait(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize
         return
     yield ComponentWait(_ROLLOUT, _ACTOR, 1 - generate, _GENERATE)
     steps = [row for row in calls if row.phase == _ENGINE]
-    seconds = sum(map(sum, (columns[name].values for name in (_STEP, "time/evaluate") if name in columns)))
+    seconds = sum(map(sum, (columns[name].values for name in (_STEP, EVALUATION_TIME) if name in columns)))
     if steps and seconds:
         busy = sum(row.seconds for row in steps) / max(row.processes for row in steps) / seconds
         whom = "tools, scores and messages" if "agent/turns" in columns else "scores and messages"
@@ -292,14 +297,14 @@ def _every_wait(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize
 
 
 def tail_of(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize]) -> LengthTail | None:
-    """Return the tail of the lengths of a run's answers; None for a run without, or with too few."""
+    """Return the tail of a run's answer lengths; None if the run has too few answers."""
     answers = sorted((row.rows, row.calls) for row in calls if row.phase == _ANSWER)
     number = sum(calls for _, calls in answers)
     steps = [row for row in calls if row.phase == _ENGINE and row.rows]
     step = _recent(columns, _STEP)
     if number < _FEWEST_ANSWERS or not steps or not step:
         return None
-    # Every step begins with all of its answers; an evaluation may have more, and there are few of them.
+    # Every step begins with all of its answers. Ignore rare sizes: an evaluation may have more answers.
     often = [row.rows for row in steps if row.calls * 2 >= len(columns[_STEP])]
     of = round(max(often or [row.rows for row in steps]))
     last = max(1, of // 100)

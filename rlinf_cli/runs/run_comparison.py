@@ -22,22 +22,24 @@ from rlinf_cli.runs.metric_comparison import (
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError
-from rlinf_core.runners.opened_run import Run
+from rlinf_core.runners.metrics import metrics_in
+from rlinf_core.runners.opened_run import Run, config_in
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 class ComparedRun(NamedTuple):
-    """A run, and what it is compared by."""
+    """A run with the data for its comparison; `earlier` are the configurations before it was resumed."""
 
     folder: RunFolder
     config: Mapping[str, Any]
+    earlier: Sequence[Mapping[str, Any]]
     provenance: Provenance | None
     series: RunSeries
     result: RunResult
 
 
 class RunSet(NamedTuple):
-    """Runs that differ only in their seeds; `label` is its letter in tables."""
+    """Runs that differ only in their seeds; `label` is the letter of the set in tables."""
 
     label: str
     runs: Sequence[ComparedRun]
@@ -55,8 +57,8 @@ class Comparison(NamedTuple):
         metric: the compared metric.
         sets: the sets of runs; the first is the baseline.
         differences: the differences between the sets; for a single set, between its runs.
-        verdicts: the verdicts of each set but the first; for a single set, of each run but the first.
-        x: what curves are laid over.
+        verdicts: the verdict on each set but the first; for a single set, on each run but the first.
+        x: the horizontal axis of curves.
     """
 
     metric: str
@@ -70,21 +72,20 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XA
     """Compare runs.
 
     Args:
-        folders: two or more.
+        folders: two or more run folders.
         metric: the metric to compare; None for the headline metric of evaluations, else of steps.
-        x: what curves are laid over.
+        x: the horizontal axis of curves.
 
     Raises:
-        RunError: a run has no configuration or no such metric, does not count `x`, or its metrics cannot be read.
+        RunError: a run has no configuration, lacks the metric, does not count `x`, or its metrics cannot be read.
     """
-    read = [Run(folder) for folder in folders]
-    every = [series_of(run.steps) for run in read]
+    every = list(map(_series, folders))
     for folder, series in zip(folders, every, strict=True):
         if not len(series.steps):
             raise RunError(
                 "a run has no metrics to compare",
                 where=str(folder.path),
-                why=f"it is {folder.state.status}, and has finished no step",
+                why=f"it is {folder.state.outcome[0]}, and has finished no step",
                 help=f"`rlinf why {folder.path.name}` says what happened; leave it out",
             )
         if x.metric and x.metric not in series.columns:
@@ -92,8 +93,15 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XA
             raise RunError(f"a run does not count {x.words}", where=str(folder.metrics_file), why=why)
     metric = metric or _judged_by(every)
     runs = [
-        ComparedRun(run.folder, run.config, read_provenance(run.path), series, _result(run.folder, metric, series))
-        for run, series in zip(read, every, strict=True)
+        ComparedRun(
+            folder,
+            Run(folder).config,
+            [*map(config_in, folder.earlier_config_files)],
+            read_provenance(folder.path),
+            series,
+            _result(folder, metric, series),
+        )
+        for folder, series in zip(folders, every, strict=True)
     ]
     alike: list[list[ComparedRun]] = []
     for run in runs:
@@ -107,14 +115,23 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XA
         between = _between([group[0] for group in alike])
         verdicts = [verdict(sets[0].results, run_set.results) for run_set in sets[1:]]
     else:
-        # A single set: each run is compared with the first, by single-run intervals.
+        # With a single set, each run is compared with the first run by single-run intervals.
         between = _between(runs)
         verdicts = [verdict([runs[0].result], [run.result]) for run in runs[1:]]
     return Comparison(metric, sets, between, verdicts, x)
 
 
+def _series(folder: RunFolder) -> RunSeries:
+    """Return a run's metrics, without a list of all lines: a long run has a million."""
+    try:
+        return series_of(metrics_in(folder.metrics_file))
+    except OSError as error:
+        where, why = str(folder.metrics_file), error.strerror
+        raise RunError("the metrics of a run cannot be read", where=where, why=why) from None
+
+
 def _between(runs: Sequence[ComparedRun]) -> list[ConfigDifference]:
-    return differences([run.config for run in runs], [run.provenance for run in runs])
+    return differences([run.config for run in runs], [run.provenance for run in runs], [run.earlier for run in runs])
 
 
 def _differ_in_seeds(first: ComparedRun, second: ComparedRun) -> bool:
@@ -136,7 +153,7 @@ def _result(folder: RunFolder, metric: str, series: RunSeries) -> RunResult:
     result = result_of(metric, series)
     if result.value != result.value:
         raise RunError(
-            f"the run has no metric `{metric}`",
+            f"the run has no {'finite value of the ' if metric in series.columns else ''}metric `{metric}`",
             where=str(folder.metrics_file),
             help="use `--metric` with one that all runs have",
         )
@@ -144,10 +161,10 @@ def _result(folder: RunFolder, metric: str, series: RunSeries) -> RunResult:
 
 
 SCHEMA = "rlinf.compare/1"
-# Differences in more packages than this are summarised.
+# More differences than this are summarized.
 _MOST_ROWS = 40
 _ABSENT = "-"
-# What `--json` has of a result, and of a verdict.
+# The fields of a result and of a verdict in `--json`.
 _RESULT = ("step", "value", "low", "high", "count", "left_out")
 _VERDICT = ("gap", "low", "high", "larger_than_noise", "basis")
 
@@ -168,13 +185,13 @@ def first_difference(comparison: Comparison) -> str:
 
 
 def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return set, run, status, step (or its place on another axis) and result of each run."""
+    """Return set, run, status, step (or its position on another axis) and result of each run."""
     rows: list[tuple[str, ...]] = []
     for run_set in comparison.sets:
         for run in run_set.runs:
             place = comparison.x.of(run.series).get(run.result.step, 0)
             folder = run.folder
-            cells = (shown(folder.path), folder.state.status, f"{place:.0f}", result_text(run.result))
+            cells = (shown(folder.path), folder.state.outcome[0], f"{place:.0f}", result_text(run.result))
             rows.append((run_set.label, *cells))
     return rows
 
@@ -192,7 +209,7 @@ def _differences(comparison: Comparison) -> str:
 
 
 def difference_rows(differences: Sequence[ConfigDifference]) -> list[tuple[str, ...]]:
-    """Return the kind, the name, and the value in each run, of each difference."""
+    """Return the kind, the name, and the values in all runs for each difference."""
     return [(difference.kind, difference.name, *map(_shown, difference.values)) for difference in differences]
 
 
@@ -207,7 +224,7 @@ def compared(comparison: Comparison) -> list[str]:
 
 
 def verdict_lines(comparison: Comparison) -> list[str]:
-    """Return a line for each set but the first: its gap to the first, and whether that is noise."""
+    """Return a line for each set but the first: its gap to the first set, and whether the gap may be noise."""
     first, *names = compared(comparison)
     return [f"{name} - {first}: {_verdict(gap)}" for name, gap in zip(names, comparison.verdicts, strict=True)]
 
@@ -221,7 +238,7 @@ def _verdict(result_gap: ResultGap) -> str:
 
 
 def result_text(result: RunResult) -> str:
-    """Return a result with its interval, how many it is of, and how many were left out."""
+    """Return a result with its interval, the number of averaged episodes, and the number left out."""
     text = labels.figure(result.value)
     if result.low is not None and result.high is not None:
         text += f" [{result.low:.2f}, {result.high:.2f}]"
@@ -245,7 +262,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
                 "runs": [
                     {
                         "folder": str(run.folder.path),
-                        "status": run.folder.state.status,
+                        "status": run.folder.state.outcome[0],
                         "damaged_checkpoints": damaged_checkpoints(run.folder),
                         **{name: getattr(run.result, name) for name in _RESULT},
                     }

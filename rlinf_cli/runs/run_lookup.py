@@ -1,4 +1,4 @@
-"""Lookup of runs in a folder: one, all, and their outcomes."""
+"""Lookup of runs in the folder of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rlinf_cli.console import console
-from rlinf_core.errors import RunError
+from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.suggest import did_you_mean, quoted
 
 if TYPE_CHECKING:
@@ -20,34 +20,46 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_state import UnreadableRun
 
 _MOST_UNREADABLE: Final = 5
-NO_RUN_THERE: Final = "name a run folder or a job file"
-# The folder of runs that the command line names.
+# The file that makes a folder that of a sweep.
+SWEEP: Final = "sweep.json"
+# The folder of runs from the command line, if any.
 _named_folder: list[Path] = []
 
 
 def choose_runs_folder(folder: str | None) -> None:
-    """Look for runs in `folder` from here on; None: in that of RLINF_RUNS, by default `runs`."""
-    _named_folder[:] = [] if folder is None else [Path(folder)]
+    """Look for runs in `folder` from now on; None for the folder of RLINF_RUNS, by default `runs`.
+
+    Raises:
+        ConfigError: `folder` is empty.
+    """
+    if folder == "":
+        raise ConfigError("`--runs-dir` needs a folder")
+    _named_folder[:] = [] if folder is None else [_expanded(folder)]
 
 
 def runs_folder() -> Path:
-    """Return the folder of runs: the `runner.logger.log_path` of their files."""
+    """Return the folder in which commands look for runs, normally the `runner.logger.log_path` of their files."""
     from rlinf_core import env_vars
 
-    return _named_folder[0] if _named_folder else Path(env_vars.RUNS.get())
+    return _named_folder[0] if _named_folder else _expanded(env_vars.RUNS.get())
+
+
+def _expanded(folder: str) -> Path:
+    # As in files: no shell expands `~` after the `=` of an argument.
+    return Path(os.path.expanduser(folder))
 
 
 def find_run(run: str | None, *, ask: bool = True) -> RunFolder:
     """Return the folder of a run.
 
     Args:
-        run: its path, or its name in the folder of runs; None for the running one, else the last. If several are
-            running, the user is asked.
+        run: the path of the run, or its name in the folder of runs; None for the running one, else the last one. If
+            several are running, the user is asked.
         ask: whether to ask; otherwise the newest is taken.
 
     Raises:
-        RunError: it does not exist.
-        typer.BadParameter: several are running, and there is no terminal to ask on.
+        RunError: the run does not exist.
+        typer.BadParameter: several runs are running, and there is no terminal to ask on.
     """
     if run is not None:
         return _named(run)
@@ -70,55 +82,58 @@ def find_run(run: str | None, *, ask: bool = True) -> RunFolder:
 
 
 def find_runs(run: str) -> list[RunFolder]:
-    """Return the run of this name as `find_run` does or, for the folder of a sweep, the newest run of each point.
+    """Return the run that `find_run` finds or, for a folder of runs, its runs; of a sweep, the newest of each point.
 
     Raises:
-        RunError: it does not exist.
+        RunError: the run does not exist.
     """
     from rlinf_core.runners.storage.run_state import STATE
 
     for path in (Path(run), runs_folder() / run):
         if not path.is_dir() or os.path.lexists(path / STATE):
             continue
-        newest = {folder.state.experiment: folder for folder in sorted(all_runs(path), key=_age)}
-        if newest:
-            return sorted(newest.values(), key=lambda folder: folder.path.name)
+        runs = sorted(all_runs(path), key=_age)
+        warn_of_unreadable(path)
+        if (path / SWEEP).exists():
+            runs = list({folder.state.experiment: folder for folder in runs}.values())
+        if runs:
+            return sorted(runs, key=lambda folder: folder.path.name)
         raise RunError("there is no run in the folder", where=str(path))
     return [find_run(run)]
 
 
 def active_run() -> RunFolder | None:
-    """Return the newest of the runs that are active, or may be active on another machine; None without one."""
+    """Return the newest run that is active, or may be active on another machine; None without such a run."""
     return max((folder for folder in all_runs() if folder.state.going_on), key=_age, default=None)
 
 
 def run_of_words(
     words: Sequence[str], components_of: Callable[[RunFolder], Collection[str]]
 ) -> tuple[RunFolder, list[str]]:
-    """Return the run that words name, and the words that name processes of it, as `actor` or `env:0`.
+    """Return the run that a word names, and the words that name its processes, as in `actor` or `env:0`.
 
-    Without a run among them they are those of the active run, else of the last one.
+    If no word names a run, the words name processes of the active run or, without one, of the last run.
 
     Args:
         words: RUN, COMPONENT and COMPONENT:RANK.
-        components_of: the components of a run.
+        components_of: returns the components of a run.
 
     Raises:
-        RunError: a word names neither.
+        RunError: a word names neither a run nor a component.
     """
     for at, word in enumerate(words):
         if not word.startswith(":") and (folder := run_at(word)) is not None:
             return folder, [*words[:at], *words[at + 1 :]]
     if not words:
         return find_run(None), []
-    if Path(words[0]).is_dir():
-        return _named(words[0]), list(words[1:])
     runs = [folder.path.name for folder in all_runs()]
     meant = find_run(None) if runs else None
     known = sorted(components_of(meant)) if meant is not None else []
     wrong = next((word for word in words if word.partition(":")[0] not in {"", *known}), None)
     if meant is not None and wrong is None:
         return meant, list(words)
+    if Path(words[0]).is_dir():
+        return _named(words[0]), list(words[1:])
     wrong = wrong or words[0]
     listed = f"components of {meant.path.name}: {quoted(known)}" if meant is not None and known else None
     help = did_you_mean(wrong.partition(":")[0], [*known, *runs])
@@ -134,33 +149,33 @@ def _age(folder: RunFolder) -> tuple[float, str]:
 
 
 def all_runs(folder: Path | None = None) -> list[RunFolder]:
-    """Return the runs in a folder, by default that of runs, by name, without unreadable ones (see `unreadable`)."""
+    """Return the runs in `folder` (by default the folder of runs) by name, without those in `unreadable`."""
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import runs_in
 
     return [RunFolder(path, state) for path, state in runs_in((folder or runs_folder()).absolute())]
 
 
-def unreadable() -> list[UnreadableRun]:
-    """Return the folders among the runs whose `run.json` cannot be used."""
+def unreadable(folder: Path | None = None) -> list[UnreadableRun]:
+    """Return the folders in `folder` (by default the folder of runs) whose `run.json` cannot be used."""
     from rlinf_core.runners.storage.run_state import unreadable_runs
 
-    return unreadable_runs(runs_folder().absolute())
+    return unreadable_runs((folder or runs_folder()).absolute())
 
 
-def warn_of_unreadable() -> None:
-    """Name the runs that cannot be read, each with the reason."""
+def warn_of_unreadable(folder: Path | None = None) -> None:
+    """Print a warning for each run in `folder`, by default the folder of runs, that cannot be read."""
     from rlinf_cli.live.run_summary import shown
 
-    broken = unreadable()
-    for folder in broken[:_MOST_UNREADABLE]:
-        console.warn(f"{shown(folder.path)} is skipped: {folder.why}")
+    broken = unreadable(folder)
+    for run in broken[:_MOST_UNREADABLE]:
+        console.warn(f"{shown(run.path)} is skipped: {run.why}")
     if len(broken) > _MOST_UNREADABLE:
         console.warn(f"{len(broken) - _MOST_UNREADABLE} more folders cannot be read")
 
 
 def damaged_checkpoints(run: RunFolder, read: int = 0) -> list[str]:
-    """Return in words which checkpoints of a run are damaged, as far as their sizes and `read` bytes show."""
+    """Return descriptions of a run's damaged checkpoints, as far as their sizes and `read` bytes show damage."""
     try:
         return run.checkpoints.damaged(read)
     except OSError as error:
@@ -168,7 +183,7 @@ def damaged_checkpoints(run: RunFolder, read: int = 0) -> list[str]:
 
 
 def warn_of_damaged(runs: Iterable[RunFolder]) -> None:
-    """Name the damaged checkpoints of runs, each with what is used instead."""
+    """Print a warning for each damaged checkpoint of the runs, with the checkpoint used instead."""
     from rlinf_cli.live.run_summary import shown
 
     for run in runs:
@@ -177,7 +192,7 @@ def warn_of_damaged(runs: Iterable[RunFolder]) -> None:
 
 
 def _asked(running: list[RunFolder]) -> RunFolder:
-    """Ask the user which of several running runs is meant."""
+    """Ask the user to choose one of several running runs."""
     from rlinf_cli.live.run_summary import shown
 
     names = [shown(folder.path) for folder in running]
@@ -195,7 +210,7 @@ def _asked(running: list[RunFolder]) -> RunFolder:
 
 
 def run_at(name: str) -> RunFolder | None:
-    """Return the run folder for a path, or for a name in the folder of runs; None if there is none."""
+    """Return the run folder for a path, or for a name in the folder of runs; None if it does not exist."""
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import STATE
 
@@ -212,7 +227,7 @@ def _named(run: str) -> RunFolder:
     if Path(run).is_dir():
         from rlinf_core.runners.opened_run import folder_without_run
 
-        raise folder_without_run(Path(run), NO_RUN_THERE)
+        raise folder_without_run(Path(run))
     names = [folder.path.name for folder in all_runs()]
     raise RunError(
         f"there is no run `{run}`",

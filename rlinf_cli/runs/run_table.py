@@ -31,7 +31,7 @@ _SORTED: Final[dict[str, Callable[[RunRow], Any]]] = {
     "size": lambda row: row.size,
     "result": lambda row: (row.value is not None, row.value or 0.0),
 }
-# Block size for reading a metrics file backwards.
+# Bytes at the end of a metrics file that are read.
 _LAST_BYTES = 64 << 20
 
 
@@ -41,13 +41,13 @@ class RunRow:
 
     Attributes:
         result: the first headline metric of the last evaluation, else of the last step, as in `success 0.92`; empty
-        without one.
-        value: the value of that metric.
-        size: bytes of its folder and of its own checkpoints outside.
-        elsewhere: the folder of its checkpoints, if outside of the run folder.
-        elsewhere_size: bytes in `elsewhere`; 0 if it is not the run's own.
-        foreign: why `elsewhere` is not the run's to delete; None if it is.
-        damaged: its damaged checkpoints, in words.
+        without such a metric.
+        value: the value of that metric; None if it is not finite.
+        size: the bytes in the run folder, and in the run's own checkpoints outside.
+        elsewhere: the folder of the run's checkpoints, if outside of the run folder.
+        elsewhere_size: the bytes in `elsewhere`; 0 if the folder is not the run's own.
+        foreign: why the run must not delete `elsewhere`; None if it may.
+        damaged: descriptions of damaged checkpoints.
     """
 
     run: RunFolder
@@ -66,9 +66,7 @@ class RunRow:
         """Return the JSON record of the run."""
         evaluation, state = self.evaluation, self.run.state
         metrics = sorted(evaluation.metrics.items()) if evaluation else ()
-        evaluated = {
-            name: value if math.isfinite(value) else None for name, value in metrics if name.startswith("eval/")
-        }
+        evaluated = {name: value for name, value in metrics if name.startswith("eval/")}
         return {
             "name": self.run.path.name,
             "folder": str(self.run.path),
@@ -125,7 +123,7 @@ def selected(
     recipe: str | None = None,
     among: Sequence[RunFolder] | None = None,
 ) -> list[RunFolder]:
-    """Return the runs, or those of `among`, filtered by status and recipe."""
+    """Return the runs, or the runs in `among`, filtered by status and recipe."""
     return [
         run
         for run in (all_runs() if among is None else among)
@@ -142,21 +140,20 @@ def _row(run: RunFolder) -> RunRow:
     state = run.state
     status, reason = state.outcome
     last, evaluated = newest_metrics(run.metrics_file)
-    headlines = labels.headlines(evaluated.metrics, "eval") if evaluated else []
-    if not headlines and last is not None:
-        headlines = labels.headlines(last.metrics, "env", "rollout")
-    word, figure = headlines[0] if headlines else ("", "")
+    headline = labels.first_headline(evaluated.metrics, "eval") if evaluated else None
+    if headline is None and last is not None:
+        headline = labels.first_headline(last.metrics, "env", "rollout")
     elsewhere = outside(run.path, state)
     elsewhere = elsewhere if elsewhere is not None and os.path.lexists(elsewhere) else None
     foreign = why_not_own(run.path, state) if elsewhere is not None else None
-    # A foreign folder may be the whole machine.
+    # Do not measure a foreign folder, which may be the whole disk.
     elsewhere_size = _size(elsewhere) if elsewhere is not None and foreign is None else 0
     return RunRow(
         run=run,
         status=RunStatus(status),
         reason=reason,
-        result=f"{word} {figure}".strip(),
-        value=float(figure.split()[0]) if figure else None,
+        result="" if headline is None else f"{headline.word} {headline.text}",
+        value=None if headline is None or not math.isfinite(headline.value) else headline.value,
         evaluation=evaluated,
         size=_size(run.path) + elsewhere_size,
         damaged=tuple(damaged_checkpoints(run)),
@@ -179,7 +176,7 @@ def runs_text(rows: Sequence[RunRow]) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Return `40 s`, `12 min`, `5 h`, `3 d`."""
+    """Return an age as in `40 s`, `12 min`, `5 h` or `3 d`."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
@@ -187,7 +184,7 @@ def age_text(seconds: float) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return `12 kB`, `3.4 MB`."""
+    """Return a size as in `12 kB` or `3.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{labels.figure(round(size, 1) if unit != 'B' else size)} {unit}"
@@ -208,11 +205,11 @@ def _size(folder: Path) -> int:
 
 
 def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
-    """Return the metrics of the last step in `path`, and of the last evaluated step; None if there is none.
+    """Return the metrics of the last step in `path`, and of the last evaluated step; None for a missing step.
 
     An unreadable file counts as empty, so that the table still shows the other runs.
 
-    Reads backwards, no more than needed.
+    Lines are parsed backwards, no more than needed.
     """
     last: Metrics | None = None
     try:

@@ -1,4 +1,4 @@
-"""The end of an active run at the user's wish."""
+"""Stopping an active run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 
 _FIRST_WORD = 2.0
-# Seconds for a killed process to disappear.
-_DEATH_SECONDS = 10.0
+# About 30 years; `select` refuses ten times as long.
+_LONGEST = 1e9
 
 
 def stop_run(run: str | None, timeout: float, *, force: bool) -> Result:
-    """End an active run, and return what was done.
+    """End an active run, and return a description of what was done.
 
     Args:
-        run: its folder or name; None for the active one.
+        run: the folder or name of the run; None for the active run.
         timeout: seconds to wait for its end.
-        force: kill it, or release it where its process cannot be seen.
+        force: whether to kill the run, or to release it if its process cannot be seen.
 
     Raises:
-        RunError: it is not active, or it did not end.
+        RunError: the run is not active, or it did not end.
     """
     folder = find_run(run)
     state = folder.state
@@ -40,17 +40,17 @@ def stop_run(run: str | None, timeout: float, *, force: bool) -> Result:
             raise RunError("no run is active", where=str(runs_folder()), why=why)
         return Result(f"{shown(folder.path)} is already {status}")
     if not state.alive:
-        # Releasing a run requires naming it: it may still be active.
+        # A run is only released if the user names it, because it may still be active.
         return _give_up(folder, force=force and run is not None)
     if force:
-        _kill(folder)
+        _kill(folder, timeout)
     else:
         _ask(folder, timeout)
     return Result(f"{shown(folder.path)} has ended: process {state.pid}, after step {folder.refresh().step}")
 
 
 def _give_up(folder: RunFolder, *, force: bool) -> Result:
-    """Release a run whose process is not visible from here: mark it as interrupted, without killing anything."""
+    """Release a run whose process is not visible from here: mark it as interrupted, without killing a process."""
     process = folder.state.process
     if not force:
         raise RunError(
@@ -68,7 +68,7 @@ def _give_up(folder: RunFolder, *, force: bool) -> Result:
 
 
 def _ask(folder: RunFolder, timeout: float) -> None:
-    """Send SIGTERM, and wait for the end."""
+    """Send SIGTERM to the driver, and wait for its end."""
     pid = folder.state.pid
     if proc.stat(pid).is_stopped:
         raise RunError(
@@ -85,9 +85,9 @@ def _ask(folder: RunFolder, timeout: float) -> None:
         )
 
 
-def _kill(folder: RunFolder) -> None:
-    """Send SIGKILL, and write the end status on behalf of the process."""
-    if not _ended_by(folder, signal.SIGKILL, _DEATH_SECONDS):
+def _kill(folder: RunFolder, timeout: float) -> None:
+    """Send SIGKILL to the driver, and write the end status in its place."""
+    if not _ended_by(folder, signal.SIGKILL, max(timeout, _FIRST_WORD)):
         raise RunError(
             f"process {folder.state.pid} was killed and is still present",
             where=str(folder.path),
@@ -101,7 +101,8 @@ def _ended_by(folder: RunFolder, number: signal.Signals, seconds: float) -> bool
     """Send a signal to a run's driver process, and no other; return whether it ends within `seconds`."""
     process = folder.state.process
     try:
-        with process_identity.held(process, folder.path) as handle:
+        # The driver has the folder open, not a link to it.
+        with process_identity.held(process, folder.path.resolve()) as handle:
             process_identity.send(handle, number)
             return _gone(handle, process.pid, seconds)
     except ProcessLookupError:
@@ -141,5 +142,5 @@ def _gone(handle: int, pid: int, seconds: float) -> bool:
         return True
     if seconds > first:
         console.message(f"waiting for process {pid} to end, at most {seconds:g} s")
-        return bool(select.select([handle], [], [], seconds - first)[0])
+        return bool(select.select([handle], [], [], min(seconds - first, _LONGEST))[0])
     return False

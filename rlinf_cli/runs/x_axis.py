@@ -1,4 +1,4 @@
-"""The axes that results and curves of different runs share: a step of one run may be four of another."""
+"""The common axes for results and curves of different runs, since a step of one run may equal four of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class XAxis(StrEnum):
-    """A quantity that is counted along the horizontal axis."""
+    """A quantity for the horizontal axis."""
 
     STEP = "step"
     ENV_STEPS = "env_steps"
@@ -30,15 +30,15 @@ class XAxis(StrEnum):
 
     @property
     def metric(self) -> str:
-        """The metric of a step that is summed up; empty for the number of the step."""
+        """The metric whose values are summed over the steps; empty for `STEP`."""
         counted = {XAxis.ENV_STEPS: "env/steps", XAxis.TIME: "time/step", XAxis.TOKENS: "train/actor/tokens"}
         return counted.get(self, "")
 
     def of(self, series: RunSeries) -> Mapping[int, float]:
-        """Return the place of each step of a run: its number, or how much was counted up to its end.
+        """Return the position of each step of a run: its number, or the quantity summed up to its end.
 
         Raises:
-            KeyError: the run does not count it.
+            KeyError: the run does not count this quantity.
         """
         if not self.metric:
             return {step: float(step) for step in series.steps}

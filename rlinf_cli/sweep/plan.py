@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_cli.job.job_file import SoundJob, load, sound
+from rlinf_cli.job.job_file import SoundJob, load, refuse_secrets, sound
 from rlinf_cli.run.starting import recipe_of
-from rlinf_core.config.composing.origins import origins
+from rlinf_core.config.composing.origins import Origin, inline, origins, plain_data
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.secrets import mask_text
 from rlinf_core.config.source import NotationError
+from rlinf_core.config.tree import format_path
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import Job
+from rlinf_core.scalars import plain
 
 MOST_POINTS: Final = 1000
 _LONGEST_NAME: Final = 80
@@ -30,9 +31,9 @@ class Point(NamedTuple):
     """One combination of values.
 
     Attributes:
-        name: the name of its run, unique within the sweep: `03-lr-1e-4-seed-1`.
-        values: the swept values by key, and the seed under `seed`; as they are typed.
-        overrides: what `rlinf train` gets for them.
+        name: the name of the point's run, unique within the sweep: `03-lr-1e-4-seed-1`.
+        values: the swept values by key, and the seed under `seed`, as typed.
+        overrides: the arguments of `rlinf train` that set the values.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Point(NamedTuple):
 
 
 def axes_of(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """Return the keys with several values, separated by commas, and these as they are typed.
+    """Return the keys that have several values separated by commas, with these values as typed.
 
     A comma in brackets, braces or quotes belongs to one value: `agent.tools=[a,b]` is a list.
 
@@ -66,14 +67,14 @@ def axes_of(overrides: Sequence[str]) -> dict[str, list[str]]:
 
 
 def split_values(text: str) -> list[str]:
-    """Return the parts of `text` between its commas, but those in brackets, braces or quotes."""
+    """Split `text` at its commas, except commas in brackets, braces or quotes."""
     parts: list[str] = []
     part = closing = quote = ""
     for character in text:
         if quote:
             quote = "" if character == quote else quote
         elif character in "\"'" and not part.strip():
-            # Elsewhere it is an apostrophe.
+            # A quote starts a quoted text only at the start of a value; elsewhere it is an apostrophe.
             quote = character
         elif character in "\"'" and closing:
             quote = character
@@ -90,14 +91,14 @@ def split_values(text: str) -> list[str]:
 
 
 def points_of(axes: Mapping[str, Sequence[str]], seeds: Sequence[Mapping[str, int]]) -> list[Point]:
-    """Return all combinations; those of one point's seeds are adjacent.
+    """Return all combinations of values and seeds; points that differ only in seeds are adjacent.
 
     Args:
         axes: the swept keys and their values.
-        seeds: the seed keys and their values, for each repetition; empty: the file's own seeds, once.
+        seeds: the seed keys and their values for each repetition; if empty, the file's own seeds are used once.
 
     Raises:
-        ConfigError: there are more than `MOST_POINTS`.
+        ConfigError: there are more than `MOST_POINTS` combinations.
     """
     count = math.prod(map(len, axes.values())) * (len(seeds) or 1)
     if count > MOST_POINTS:
@@ -112,7 +113,7 @@ def points_of(axes: Mapping[str, Sequence[str]], seeds: Sequence[Mapping[str, in
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Return the shortest ending of each dotted key that no other key has: `lr` of `actor.optim.lr`."""
+    """Return by dotted key its shortest ending that no other key has, as in `lr` for `actor.optim.lr`."""
     names: dict[str, str] = {}
     for key in keys:
         words = key.split(".")
@@ -133,7 +134,7 @@ def _name(number: int, digits: int, values: Mapping[str, str]) -> str:
 
 _LOG_PATH: Final = "runner.logger.log_path"
 _NAME: Final = "runner.logger.experiment_name"
-# The queue gives them for each run.
+# The keys that the queue sets for each run.
 _OWN_KEYS: Final = frozenset({_NAME, "runner.resume_dir"})
 
 _SCALARS: Final = frozenset({bool, int, float, str})
@@ -143,10 +144,10 @@ class SweepPlan(NamedTuple):
     """The runs of a sweep.
 
     Attributes:
-        file: the file, as on the command line.
+        file: the file as named on the command line.
         shared: overrides of all runs.
         points: the runs, in order.
-        log_path: the folder of runs that the file names.
+        log_path: the folder of runs named by the file.
         parts: the job of the first run.
     """
 
@@ -160,7 +161,7 @@ class SweepPlan(NamedTuple):
 def several(file: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides that give a key several values.
 
-    A comma belongs to one value in brackets and quotes, and where the key itself takes it, as a placement does.
+    A comma in brackets or quotes belongs to one value; so does a comma that is valid for the key, as in a placement.
 
     Args:
         file: the file of the command line.
@@ -194,23 +195,22 @@ def plan_of(file: str, overrides: Sequence[str], swept: Sequence[str], seeds: in
     Args:
         file: a path, a shipped config, or `recipe=NAME`.
         overrides: `KEY=VALUE` for all runs, `KEY=A,B` for one value after the other.
-        swept: those of several values, see `several`.
-        seeds: repetitions with other seeds; 0: once, with the file's own.
+        swept: the overrides with several values, from `several`.
+        seeds: the number of repetitions with different seeds; 0 for one run with the file's seeds.
 
     Raises:
-        ConfigError: a key cannot be swept, or the file has no seeds.
-        typer.Exit: the file has errors, which are printed on standard error.
+        ConfigError: a key cannot be swept or is given twice, or the file has no seeds.
+        typer.Exit: the file has errors, which were printed on standard error.
     """
+    axes = axes_of(swept)
     for override in overrides:
         key = override.partition("=")[0]
+        if key in axes and override not in swept:
+            raise ConfigError(f"`{key}` is given twice", where=override, help="give all of its values at once")
         if key in _OWN_KEYS:
             raise ConfigError(f"`{key}` cannot be given for a sweep: each of its runs has its own", where=override)
-        if mask_text(override) != override:
-            what = f"`{key}` is a secret, and the folder of a sweep keeps its command line"
-            help = "write it as an environment variable in the file: `$NAME`"
-            raise ConfigError(what, where=f"{key}=...", help=help)
+    refuse_secrets(overrides, "the folder of a sweep")
     shared = [override for override in overrides if override not in swept]
-    axes = axes_of(swept)
     first = [*shared, *(f"{key}={values[0]}" for key, values in axes.items())]
     job = load(file, first)
     parts = sound(job)
@@ -221,32 +221,43 @@ def plan_of(file: str, overrides: Sequence[str], swept: Sequence[str], seeds: in
 
 def overrides_of(plan: SweepPlan, point: Point, folder: Path) -> list[str]:
     """Return the overrides of one run in the folder of the sweep."""
-    return [*plan.shared, *point.overrides, f"{_LOG_PATH}={json.dumps(str(folder))}", f"{_NAME}={point.name}"]
+    return [*plan.shared, *point.overrides, f"{_LOG_PATH}={inline(str(folder))}", f"{_NAME}={point.name}"]
 
 
 def config_ids(plan: SweepPlan, folder: Path) -> dict[str, str]:
-    """Check each run as `rlinf validate` does, and return the digest of its configuration by its name.
+    """Check each run like `rlinf validate`, and return the digests of the configurations by run name.
 
     Raises:
         ConfigError: two runs have the same configuration.
-        typer.Exit: a run has errors, which are printed on standard error.
+        typer.Exit: a run has errors, which were printed on standard error.
     """
     from rlinf_core.runners.storage.resuming import config_id, values_of
     from rlinf_core.runners.storage.run_folder import config_text_of
 
     ids: dict[str, str] = {}
+    names: dict[str, str] = {}
     for point in plan.points:
         job = load(plan.file, overrides_of(plan, point, folder))
-        sound(job)
+        twin = names.setdefault(_without_name(sound(job)), point.name)
+        if twin != point.name:
+            help = "give each value once, however it is written; `--seeds` sets every seed, so sweep none with it"
+            raise ConfigError(f"runs {twin} and {point.name} have the same configuration", where=plan.file, help=help)
         ids[point.name] = config_id(values_of(config_text_of(job)) or {})
     return ids
+
+
+def _without_name(parts: SoundJob) -> str:
+    """Return the configuration of a run as text, without the name that the sweep gives it."""
+    data = plain_data(parts.model)
+    del data["runner"]["logger"]["experiment_name"]
+    return json.dumps(data)
 
 
 def _checked_runner(job: Job) -> str:
     """Return the folder of runs of a job.
 
     Raises:
-        ConfigError: its recipe cannot be swept.
+        ConfigError: the job's recipe cannot be swept.
     """
     from rlinf_core.config.sections.runner import RunnerConfig
 
@@ -259,18 +270,18 @@ def _checked_runner(job: Job) -> str:
 
 
 def _seeds(parts: SoundJob, count: int, file: str) -> list[Mapping[str, int]]:
-    """Return the seed keys and their values, for each repetition.
+    """Return the seed keys and their values for each repetition.
 
-    Every seed of training is raised by one from repetition to repetition; those of evaluations stay, so that all runs
-    are evaluated by the same starts.
+    Each repetition adds one to every seed of training. Seeds of evaluations stay, so that all runs are evaluated from
+    the same starts.
     """
     if not count:
         return []
 
     values = {
-        ".".join(map(str, origin.path)): int(origin.text)
+        format_path(origin.path): seed
         for origin in origins(parts.tree, parts.model)
-        if origin.path[-1] == "seed" and origin.text.isdecimal()
+        if origin.path[-1] == "seed" and (seed := _seed_of(origin)) is not None
     }
     evaluated = {key for key in values if "eval" in key.split(".")}
     if len(evaluated) == len(values):
@@ -278,3 +289,10 @@ def _seeds(parts: SoundJob, count: int, file: str) -> list[Mapping[str, int]]:
     return [
         {key: value if key in evaluated else value + number for key, value in values.items()} for number in range(count)
     ]
+
+
+def _seed_of(origin: Origin) -> int | None:
+    """Return the seed that a value means, `1e3` included; None for another value, such as null or a text."""
+    value = plain(origin.value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and value >= 0 and value % 1 == 0 else None

@@ -1,4 +1,4 @@
-"""The folder of a sweep and its queue: how far its runs are; they are started, that many at a time, and followed."""
+"""The folder of a sweep, the progress of its runs, and the queue that starts and follows them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple
 
+import typer
 from pydantic import Field
 
 from rlinf_cli.console.console import COMMAND
 from rlinf_cli.console.interrupts import GRACE_SECONDS, command_signals
-from rlinf_cli.runs.run_lookup import all_runs
-from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
+from rlinf_cli.runs.run_lookup import SWEEP, all_runs
+from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, overrides_of
 from rlinf_core import env_vars
-from rlinf_core.errors import RunError
+from rlinf_core.config.composing.origins import inline
+from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.foreign.files import BadFileError, FileModel, Name, open_log, read_model, write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 
-FILE: Final = "sweep.json"
 SCHEMA: Final = "rlinf.sweep/1"
 _MOST_BYTES: Final = 16 << 20
 _MOST_NAMED: Final = 5
 
 
 class SweptRun(FileModel):
-    """One run of the sweep, as it was planned.
+    """A planned run of the sweep.
 
     Attributes:
-        config_id: digest of its configuration.
+        config_id: the digest of its configuration.
     """
 
     name: Name
@@ -50,11 +51,11 @@ class _SweepFile(FileModel):
 
 
 class PointState(NamedTuple):
-    """The progress of the run of a point.
+    """The progress of a point's run.
 
     Attributes:
-        run: its newest run folder; None before its first.
-        status: `waiting` before that.
+        run: the newest run folder of the point; None before the first.
+        status: the status of that run; `waiting` before the first.
     """
 
     run: RunFolder | None
@@ -70,22 +71,17 @@ class PointState(NamedTuple):
 WAITING: Final = "waiting"
 
 
-def new_folder(log_path: Path) -> Path:
-    """Return the path of a new sweep in the folder of runs."""
-    return log_path.absolute() / f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
 @contextmanager
 def opened(folder: Path, plan: SweepPlan, ids: Mapping[str, str]) -> Generator[bool, None, None]:
-    """Hold the folder of a sweep: a new one, or that of the same sweep, whose runs are continued.
+    """Lock the folder of a sweep: a new folder, or an existing folder of the same sweep, whose runs are continued.
 
     Yields:
-        Whether it was there.
+        Whether the sweep existed.
 
     Raises:
-        RunError: it belongs to another sweep, another process works on it, or it cannot be written.
+        RunError: the folder belongs to another sweep, is in use by another process, or cannot be written.
     """
-    file = folder / FILE
+    file = folder / SWEEP
     runs = tuple(
         SweptRun(name=point.name, values=dict(point.values), config_id=ids[point.name]) for point in plan.points
     )
@@ -131,17 +127,17 @@ def _names(names: list[str]) -> str:
 
 
 def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
-    """Return the progress of each run by its name, from the newest folder of a run."""
+    """Return the progress of each run by name, from its newest run folder."""
     runs = sorted(all_runs(folder), key=lambda run: run.state.created)
     newest = {run.state.experiment: PointState(run, *run.state.outcome) for run in runs}
     return {point.name: newest.get(point.name, PointState(None, WAITING)) for point in plan.points}
 
 
 def check_visible(folder: Path, current: Mapping[str, PointState]) -> None:
-    """Refuse to continue where a run may be active on another machine.
+    """Refuse to continue a sweep with a run that may be active on another machine.
 
     Raises:
-        RunError: there is such a run.
+        RunError: the sweep has such a run.
     """
     for state in current.values():
         if state.status == RunStatus.UNKNOWN and state.run is not None:
@@ -154,36 +150,38 @@ def check_visible(folder: Path, current: Mapping[str, PointState]) -> None:
 
 
 LOGS: Final = "logs"
-# Seconds between two looks at the run folders.
+# Seconds between two checks of the run folders.
 _PAUSE: Final = 0.5
+_CHANGED: Final = "the file has changed since the sweep began, so it was not started"
 
 OnChange = Callable[[Mapping[str, PointState]], None]
 
 
 def _environment(folder: Path, parallel: int, *, waits: bool) -> dict[str, str]:
-    """Return the environment of a run: those at the same time share their devices with each other alone."""
+    """Return the environment of a run; concurrent runs of a sweep share devices only with each other."""
     if env_vars.CLAIMS.get() != "wait":
         return dict(os.environ)
-    # The same for runs that outlive this queue, and on the head that a driver is sent to.
+    # The name is the same for runs that outlive this queue, and on the head that runs a driver.
     group = f"group:{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}"
     return {**os.environ, env_vars.CLAIMS.name: group if parallel > 1 else "wait" if waits else "no-wait"}
 
 
 class RunQueue:
-    """The runs of a sweep that are still to be done.
+    """The unfinished runs of a sweep.
 
-    A run that was interrupted, killed or failed resumes from its newest checkpoint, or begins again without one. A run
-    that outlived an earlier queue is waited for.
+    A run that was interrupted, killed or failed resumes from its newest checkpoint, or begins again without one. If a
+    run has outlived an earlier queue, the queue waits for it.
 
     Args:
         folder: the folder of the sweep.
         parallel: the maximum number of concurrent runs.
-        on_change: called with the state of all runs at each look.
-        waits: whether a run waits while another job holds its devices; else it fails.
-        patience: seconds without a new step after which a run is ended; None: no limit.
+        on_change: called with the state of all runs at each check.
+        ids: the digests of the planned configurations by run name; None to start runs as the file is then.
+        waits: whether a run waits while another job holds its devices; otherwise the run fails.
+        patience: seconds without a new step after which a run is ended; None for no limit.
 
     Attributes:
-        stalled: the runs that were ended so.
+        stalled: the runs that were ended for lack of a new step.
     """
 
     def __init__(
@@ -193,21 +191,24 @@ class RunQueue:
         parallel: int,
         on_change: OnChange,
         *,
+        ids: Mapping[str, str] | None = None,
         waits: bool = True,
         patience: float | None = None,
     ) -> None:
         self._plan, self._folder, self._parallel, self._on_change = plan, folder, parallel, on_change
-        self._waits, self._patience = waits, patience
+        self._ids, self._waits, self._patience = ids, waits, patience
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._interrupted = False
-        # The last step of each run, and until when it may take for the next one.
+        # Why a run did not get a run folder.
+        self._unstarted: dict[str, str] = {}
+        # The last step of each run, and the deadline for its next step.
         self._limits: dict[str, tuple[int, float]] = {}
         self.stalled: set[str] = set()
 
     def work(self) -> dict[str, PointState]:
-        """Run everything that is not finished, and return how each run ended.
+        """Run all unfinished points, and return the state of each run at the end.
 
-        The first signal ends all runs as it ends `rlinf train`; a second one ends them at once.
+        The first signal ends all runs as it ends `rlinf train`; a second signal ends them at once.
         """
         with command_signals.calling(self._interrupt):
             try:
@@ -225,12 +226,16 @@ class RunQueue:
         ]
         while True:
             for name in [name for name, child in self._children.items() if child.poll() is not None]:
-                del self._children[name]
+                code = self._children.pop(name).poll()
+                self._unstarted[name] = f"exit status {code} before it had a run folder, see {LOGS}/{name}.log"
             outlived = {name for name in outlived if current[name].status == RunStatus.RUNNING}
             while pending and not self._interrupted and len(self._children) + len(outlived) < self._parallel:
                 point = pending.pop(0)
-                self._children[point.name] = self._start(point, current[point.name])
-            current = self._shown(states(self._folder, self._plan))
+                if self._is_planned(point):
+                    self._children[point.name] = self._start(point, current[point.name])
+                else:
+                    self._unstarted[point.name] = _CHANGED
+            current = self._shown(self._judged(states(self._folder, self._plan)))
             self._end_stalled(current)
             if not self._children and (self._interrupted or not (outlived or pending)):
                 return current
@@ -238,17 +243,33 @@ class RunQueue:
 
     def _shown(self, current: dict[str, PointState]) -> dict[str, PointState]:
         shown = {
-            # Between its start and its run folder, and while it writes its report.
+            # A child counts as running before it has a run folder, and while it writes its report.
             name: state._replace(status=RunStatus.RUNNING, reason="") if name in self._children else state
             for name, state in current.items()
         }
         self._on_change(shown)
         return current
 
+    def _judged(self, current: dict[str, PointState]) -> dict[str, PointState]:
+        """Return the states, in which a run that was not started, or ended without a run folder, has failed."""
+        for name, why in self._unstarted.items():
+            if not self._interrupted and (current[name].run is None or why is _CHANGED):
+                current[name] = PointState(current[name].run, RunStatus.FAILED, why)
+        return current
+
+    def _is_planned(self, point: Point) -> bool:
+        """Return whether a run of the file as it is now would be the planned one; the file's errors are printed."""
+        if self._ids is None:
+            return True
+        try:
+            return config_ids(self._plan._replace(points=(point,)), self._folder)[point.name] == self._ids[point.name]
+        except (typer.Exit, ConfigError):
+            return False
+
     def _start(self, point: Point, state: PointState) -> subprocess.Popen[bytes]:
         overrides = overrides_of(self._plan, point, self._folder)
         if state.run is not None and state.run.checkpoints.latest() is not None:
-            overrides.append(f"runner.resume_dir={json.dumps(str(state.run.path))}")
+            overrides.append(f"runner.resume_dir={inline(str(state.run.path))}")
         argv = [*COMMAND, "train", self._plan.file, *overrides]
         log = open_log(self._folder, f"{LOGS}/{point.name}.log")
         try:
@@ -257,7 +278,7 @@ class RunQueue:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is forwarded by this process alone.
+                # Only this process receives Ctrl-C from the terminal, and forwards it.
                 start_new_session=True,
                 env=_environment(self._folder, self._parallel, waits=self._waits),
             )
@@ -265,7 +286,7 @@ class RunQueue:
             os.close(log)
 
     def _end_stalled(self, current: Mapping[str, PointState]) -> None:
-        """End runs without a new step for too long: cleanly, and at once where that takes long, too."""
+        """End runs that had no new step for too long: cleanly, or at once if the clean end also takes too long."""
         if self._patience is None:
             return
         now = time.monotonic()
@@ -284,7 +305,7 @@ class RunQueue:
             child.send_signal(signal.SIGINT)
 
     def _end_children(self) -> None:
-        """End runs that are left: after a second signal at once, after an error of the queue cleanly."""
+        """End the remaining runs: at once after a second signal, cleanly after an error of the queue."""
         for child in self._children.values():
             child.send_signal(signal.SIGINT)
         for child in self._children.values():

@@ -22,6 +22,7 @@ from rlinf_cli.run.starting import check_installed
 from rlinf_cli.runs.run_table import RunRow, rows_of
 from rlinf_cli.sweep import queue
 from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, plan_of, short_keys
+from rlinf_core.runners.storage.run_folder import unused_path
 from rlinf_core.runners.storage.run_status import RunStatus
 
 
@@ -36,23 +37,23 @@ def sweep(
     *,
     dry_run: bool,
 ) -> Result:
-    """Run a sweep, and return how its runs ended; or return its plan.
+    """Run a sweep and return the outcomes of its runs, or return only its plan.
 
     Args:
-        file, overrides, swept, seeds: see `plan_of`.
-        parallel: the number of runs at the same time.
-        folder: a new folder, or that of this sweep to continue; None: a new one in the folder of runs.
-        again: the command line, for going on.
-        dry_run: whether only the plan is wanted.
+        file, overrides, swept, seeds: the arguments of `plan_of`.
+        parallel: the number of concurrent runs.
+        folder: a new folder, or the folder of this sweep to continue; None for a new folder in the folder of runs.
+        again: the command line that continues the sweep.
+        dry_run: whether to return only the plan.
 
     Raises:
-        RLinfError: it cannot be started.
-        typer.Exit: a run has errors, which are printed on standard error.
+        RLinfError: the sweep cannot be started.
+        typer.Exit: a run has errors, which were printed on standard error.
     """
     plan = plan_of(file, overrides, swept, seeds)
     if len(plan.points) == 1:
         raise typer.BadParameter("nothing to sweep: give a key several values, `lr=1e-4,3e-4`, or use `--seeds N`")
-    place = (folder or queue.new_folder(plan.log_path)).absolute()
+    place = (folder or unused_path(plan.log_path, "sweep")).absolute()
     ids = config_ids(plan, place)
     if dry_run:
         return _plan_result(plan.points)
@@ -74,10 +75,10 @@ def sweep(
 
 
 def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) -> Mapping[str, queue.PointState]:
-    """Run what is not finished yet, and return how each run ended.
+    """Run all unfinished points, and return the state of each run at the end.
 
     Raises:
-        ConfigError: the head of the cluster is another machine, where the runs would be written.
+        ConfigError: the head of the cluster is another machine, which would get the run folders.
     """
     refuse_elsewhere(plan.parts, plan.file, "and the runs would be written there", "start the sweep")
     check_installed()
@@ -87,7 +88,7 @@ def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) 
         queue.check_visible(place, current)
         console.message(f"{'continued' if there else 'new'} sweep {place}: {_counts(current)}")
         console.message(f"`rlinf runs --runs-dir {shown(place)}` shows its runs")
-        return queue.RunQueue(plan, place, parallel, _teller(plan.points)).work()
+        return queue.RunQueue(plan, place, parallel, _teller(plan.points), ids=ids).work()
 
 
 def _plan_result(points: Sequence[Point]) -> Result:
@@ -111,7 +112,7 @@ def _row(state: queue.PointState) -> RunRow | None:
 
 
 def _table(points: Sequence[Point], current: Mapping[str, queue.PointState], rows: Mapping[str, RunRow | None]) -> str:
-    """Return the table of all runs: that of `rlinf runs` with the swept values."""
+    """Return the table of all runs, like the table of `rlinf runs` with the swept values."""
     heads = ("run", *_keys(points), "status", "step", "result", "time")
     cells: list[tuple[str, ...]] = []
     for point in points:
@@ -124,7 +125,7 @@ def _table(points: Sequence[Point], current: Mapping[str, queue.PointState], row
 
 
 def _counts(current: Mapping[str, queue.PointState]) -> str:
-    """Return `3 of 12 finished, 2 running, 7 waiting`."""
+    """Return the number of runs by status, as in `3 of 12 finished, 2 running, 7 waiting`."""
     counts = Counter(state.status for state in current.values())
     others = [status for status in (*RunStatus, queue.WAITING) if status != RunStatus.FINISHED and counts[status]]
     finished = f"{counts[RunStatus.FINISHED]} of {len(current)} finished"
@@ -154,7 +155,7 @@ def _record(
 
 
 def _teller(points: Sequence[Point]) -> queue.OnChange:
-    """Return what prints a line for each change of a run, while the queue works."""
+    """Return a function for the queue that prints a line for each changed status of a run."""
     before = dict.fromkeys((point.name for point in points), queue.WAITING)
 
     def tell(current: Mapping[str, queue.PointState]) -> None:
@@ -172,7 +173,7 @@ def _line(point: Point, state: queue.PointState) -> str:
     if state.status == RunStatus.RUNNING:
         return f"run {number} started: {', '.join(f'{key} {value}' for key, value in point.values.items())}"
     text = f"run {number} {state.status} after step {state.step}"
-    if row is None:
-        return text
-    details = [row.result, state.reason.partition("\n")[0], shown(row.run.path)]
-    return f"{text}: {', '.join(part for part in details if part)}"
+    details = [state.reason.partition("\n")[0]]
+    if row is not None:
+        details = [row.result, *details, shown(row.run.path)]
+    return ": ".join(part for part in (text, ", ".join(filter(None, details))) if part)

@@ -1,1 +1,1 @@
-"""The causes of a run's failure, or of its not learning, found in its folder alone."""
+"""Diagnosis of failed runs, and of runs that do not learn, from the run folder alone."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
@@ -43,19 +42,19 @@ _FILES: Final = (
 
 
 def write_bundle(run: Path, path: Path, text: str, record: Mapping[str, Any]) -> list[str]:
-    """Write the bundle of a run to `path`; return the names that did not fit.
+    """Write the bundle of a run to `path`; return the names of files that did not fit.
 
-    Files are read as bytes and within bounds: of a long one its end. Secret values that this process knows, and those
-    after secret-looking names, are masked.
+    Files are read as bytes; only the end of a long file is read. Secret values that this process knows are masked, and
+    so are values after secret-looking names.
 
     Args:
         run: the run folder.
-        path: the path of the bundle; a link itself is replaced.
+        path: the path of the bundle; a link there is replaced, not followed.
         text: the page of `rlinf why`.
-        record: the same as a record.
+        record: the record of `rlinf why`.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the bundle cannot be written.
     """
     remember(environment_secrets())
     left_out: list[str] = []
@@ -65,7 +64,7 @@ def write_bundle(run: Path, path: Path, text: str, record: Mapping[str, Any]) ->
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w|") as archive,
     ):
-        own = {"why.txt": f"{text}\n", "why.json": json.dumps(record, indent=2, ensure_ascii=False) + "\n"}
+        own = {"why.txt": f"{text}\n", "why.json": f"{console.json_text(record)}\n"}
         parts = [(name, content.encode("utf-8", "backslashreplace")) for name, content in own.items()]
         for name, content in (*parts, *_files(run)):
             masked = _masked(name, content)
@@ -84,7 +83,7 @@ def write_bundle(run: Path, path: Path, text: str, record: Mapping[str, Any]) ->
 
 
 def _files(run: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents, the most informative first."""
+    """Yield the names and contents of files, the most informative first."""
     folders = bundle_folders(run)
     evidence = [path for folder in folders for path in sorted(folder.rglob("*"))]
     logs = [file.path for file in log_files(run / "logs")]
@@ -107,22 +106,22 @@ def _end_of(path: Path) -> bytes:
 
 def _masked(name: str, content: bytes) -> bytes:
     text = content.decode("utf-8", "backslashreplace")
-    # Stars for all that follows a secret-looking name would end JSON in the middle of a text.
+    # Masking the rest of a line after a secret-looking name would break JSON.
     text = text if name.endswith((".json", ".jsonl")) else mask_text(text)
     return hidden(text).encode("utf-8", "backslashreplace")
 
 
 def explained(run: str | None, bundle: Path | None) -> Result:
-    """Return why a run failed or does not learn.
+    """Return the diagnosis of a run.
 
     Args:
-        run: its folder or name; None for the active one, else the last.
-        bundle: a file that the run's evidence is written to.
+        run: the run's folder or name; None for the active run, else the last one.
+        bundle: the file to which the run's evidence is written, or None.
     """
     folder = find_run(run)
     facts = read_facts(folder)
     waited = seconds_without_step(facts)
-    # The driver may have looked already.
+    # If the driver has logged the reason already, do not ask the processes again.
     if waited is not None and not any(NO_STEP in line for line in facts.warnings):
         facts = replace(facts, held_up=_held_up(folder, certain_only=waited < SURE_AFTER))
     diagnosis = diagnose(facts)
@@ -156,8 +155,8 @@ def summary(run: str | None) -> Result:
 
 
 def _held_up(folder: RunFolder, *, certain_only: bool) -> list[str]:
-    """Return the processes that hold up an active run, in words; none of a run of another machine, or whose manager
-    does not answer."""
+    """Return descriptions of the processes that hold up an active run; empty if the run is on another machine, or its
+    manager does not answer."""
     try:
         with Inspector(job_of(folder)) as inspector:
             return [standing.how for standing in held_up(inspector, certain_only=certain_only)]

@@ -1,4 +1,4 @@
-"""The causes of one run, what failed first, what followed and why it does not learn; and the page that says so."""
+"""The diagnosis of a run (first failure, consequences, reasons for not learning, slow steps), as text and record."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlinf_cli.why.signs import signs
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.suggest import clipped
 
-# The sign of items that were set aside.
+# The code of the finding about items that were set aside.
 _SET_ASIDE: Final = "items-set-aside"
 
 
 def slow_steps(facts: RunFacts) -> list[RunFinding]:
-    """Return what the steps wait for: components on idle hardware, and the longest answers."""
+    """Return findings on waits of the steps: components that leave hardware idle, and the longest answers."""
     findings: list[RunFinding] = []
     waits = [wait for wait in facts.waits if wait.matters]
     if waits:
@@ -49,10 +49,10 @@ class Diagnosis(NamedTuple):
     """The findings of `rlinf why` about a run.
 
     Attributes:
-        failures: each failure with its incident, oldest first; those but the last sent the run back.
-        learning: why it does not learn, or not what it should; root causes only.
+        failures: each failure with its incident, oldest first; after each but the last, the run was restarted.
+        learning: the root causes why the run does not learn, or learns something else than it should.
         restarts: the incidents after which processes were started again.
-        speed: what its steps wait for, where that is more than the error of a prediction; nothing is wrong then.
+        speed: the waits of the steps that exceed the error of a prediction; they are no faults.
     """
 
     facts: RunFacts
@@ -68,7 +68,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def repeated(self) -> tuple[str, int] | None:
-        """The process that failed in most of the failures, with their number, if more than one."""
+        """The process that failed most often, with the number of its failures; None if no process failed twice."""
         others = (incident for incident, finding in self.failures if finding.code != _SET_ASIDE)
         names = [incident.process.name for incident in others if incident.process is not None]
         counts = {name: names.count(name) for name in names}
@@ -91,7 +91,7 @@ def diagnose(facts: RunFacts) -> Diagnosis:
 def _items_first(
     facts: RunFacts, failures: Sequence[tuple[Incident, RunFinding]], learning: Sequence[RunFinding]
 ) -> tuple[list[tuple[Incident, RunFinding]], list[RunFinding]]:
-    """Return failures and findings with an item that was set aside in the place of the deaths that it caused."""
+    """Return failures and findings, in which an item that was set aside replaces the deaths that it caused."""
     aside = next((finding for finding in learning if finding.code == _SET_ASIDE), None)
     deaths = [death for item in facts.quarantined.values() for death in item.deaths]
     caused = [
@@ -122,10 +122,10 @@ _TITLES: Final = {
 
 
 def why_text(diagnosis: Diagnosis, name: str) -> str:
-    """Return the page: what failed first, what followed, the evidence, what to do, and why the run does not learn.
+    """Return the page: the first failure, its consequences, evidence and remedy, and why the run does not learn.
 
     Args:
-        name: the name of the run, as its user writes it.
+        name: the name of the run as the user writes it.
     """
     facts = diagnosis.facts
     lines = [f"{name}: {_status(diagnosis)}"]
@@ -148,7 +148,7 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
 
 
 def _waits(diagnosis: Diagnosis) -> list[str]:
-    """Return what the steps wait for: where that is worth a look with its remedy, else who waits for whom in turns."""
+    """Return lines on the waits of the steps: the findings with remedies if there are any, else the longer waits."""
     facts = diagnosis.facts
     if diagnosis.speed:
         return ["", _TITLES[FindingKind.SPEED], *(line for one in diagnosis.speed for line in _finding(one, ""))]
@@ -158,9 +158,9 @@ def _waits(diagnosis: Diagnosis) -> list[str]:
 
 
 def why_brief(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """Return the causes for the last lines of a run, each a label and one line.
+    """Return the causes for the last lines of a run, each as a label and one line.
 
-    Failures of a run that finished in spite of them are left out.
+    The failures of a run that finished nevertheless are left out.
     """
     lines: list[tuple[str, str]] = []
     if diagnosis.failures and diagnosis.facts.status != RunStatus.FINISHED:
@@ -217,12 +217,12 @@ def _finding(finding: RunFinding, when: str) -> Iterable[str]:
 
 
 def _followed(diagnosis: Diagnosis) -> list[str]:
-    """Return what came after the first failure: what failed because of it, and later failures."""
+    """Return lines on the consequences of the first failure, and on later failures and restarts."""
     (_, first), *later = diagnosis.failures
     lines = [f"  {text}" for text in first.followed[:_MOST_FOLLOWED]]
     if len(first.followed) > _MOST_FOLLOWED:
         lines.append(f"  and {len(first.followed) - _MOST_FOLLOWED} more")
-    # What is shown in full below is not named here.
+    # Leave out the last failure if it is shown in full below.
     named = later[:-1] if _last(diagnosis) else later
     lines += [f"  {finding.what}{_moment(incident)}" for incident, finding in named]
     lines += [f"  {line}" for line in _restarts(diagnosis.restarts, ended=diagnosis.failures[-1][0].ended)]
@@ -249,7 +249,7 @@ def _times(count: int) -> str:
 
 
 def _last(diagnosis: Diagnosis) -> list[str]:
-    """Return in full what ended the run, where that is not what failed first."""
+    """Return the full lines of the failure that ended the run, unless it is the first failure or has its cause."""
     incident, last = diagnosis.failures[-1]
     first = diagnosis.failures[0][1]
     if len(diagnosis.failures) == 1 or incident.restarted or incident.alone or last.code == first.code:

@@ -1,4 +1,4 @@
-"""The facts about a run, from its folder, read with types and within bounds. Nothing in it is executed."""
+"""The facts about a run, read from its folder with type checks and size limits. No file of the folder is executed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
 
 T = TypeVar("T")
-# Of a longer metrics file the end is read.
+# The most bytes of a metrics file that are read, from its end.
 MOST_METRICS_BYTES: Final = 64 << 20
 _MOST_CONFIG_BYTES: Final = 4 << 20
 _TAIL_LINES: Final = 40
@@ -56,28 +56,28 @@ _PROGRESS: Final = f" INFO [{DRIVER}] "
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts about a run that rules look at.
+    """The facts about a run that rules use.
 
     Attributes:
         path: the run folder.
-        status, reason: how it ended, also if its process could not write that.
+        status, reason: the outcome of the run, also if its process could not write the outcome.
         step: the last finished step.
         story: the events of the run.
         bundles: the evidence, oldest first.
         columns: the metrics by name.
-        config: the values of the configuration, by the path of their key.
+        config: the values of the configuration by key path.
         checks: the comparisons of the first contact.
-        notes: what could not be read.
-        moments: when each line of the metrics was written, in seconds since 1970.
-        looked: when the folder was read.
-        driver_end: what this machine knows of a driver that vanished: its restart, the kernel's lines.
+        notes: messages about files that could not be read.
+        moments: the time at which each line of the metrics was written, in seconds since 1970.
+        looked: the time at which the folder was read.
+        driver_end: lines on the end of a vanished driver: a restart of the machine, or lines of its kernel log.
         warnings: the warnings in the driver's log after the last finished step.
         evaluates: whether the driver was evaluating when it last logged its progress.
         quarantined: the items that were set aside, by file.
         has_checkpoint: whether there is a checkpoint to continue from.
-        waits: who waits for whom in the newest steps, the longest first.
-        tail: the tail of the lengths of answers; None without answers, or with too few.
-        held_up: the processes that hold up an active run, see `supervision.verdicts`; empty if not asked for.
+        waits: the waits between components in the newest steps, longest first.
+        tail: the tail of the answer lengths; None if there are too few answers.
+        held_up: the processes that hold up an active run, see `supervision.verdicts`; empty if they were not asked.
     """
 
     path: Path
@@ -103,25 +103,25 @@ class RunFacts:
     tail: LengthTail | None = None
 
     def column(self, *names: str) -> MetricColumn:
-        """Return the first of these metrics that the run has, else an empty column."""
+        """Return the first of the named metrics that the run has, else an empty column."""
         return next((self.columns[name] for name in names if name in self.columns), MetricColumn())
 
     def number(self, key: str) -> float | None:
-        """Return a value of the configuration, if it is a number."""
+        """Return a value of the configuration if it is a number, else None."""
         value = self.config.get(key)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     def text(self, key: str) -> str | None:
-        """Return a value of the configuration, if it is text."""
+        """Return a value of the configuration if it is text, else None."""
         value = self.config.get(key)
         return value if isinstance(value, str) else None
 
 
 def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
-    """Return the facts about a run; what cannot be read becomes a note.
+    """Return the facts about a run; add a note for each file that cannot be read.
 
     Args:
-        series: its metrics, where they were read already.
+        series: the run's metrics, if they were read already.
     """
     status, reason = folder.state.outcome
     story, notes = story_with_faults(folder.path)
@@ -150,15 +150,16 @@ def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
         driver_end=_driver_end(state) if status == RunStatus.FAILED and state.status == RunStatus.RUNNING else (),
         warnings=_warnings(driver_log),
         evaluates=_evaluates(driver_log),
-        has_checkpoint=folder.checkpoints.latest() is not None,
+        # `damaged_checkpoints` notes why.
+        has_checkpoint=read_or_note(folder.checkpoints.latest, None, []) is not None,
         waits=waits_of(series.finite, calls, units),
         tail=tail_of(series.finite, calls),
     )
 
 
 def read_or_note(read: Callable[[], T], otherwise: T, notes: list[str], *, missing: bool = False) -> T:
-    """Return what can be read, else `otherwise`; what cannot be read is noted, with `missing` also a file that is not
-    there."""
+    """Return the result of `read`; if it fails, add a note and return `otherwise`. A missing file is only noted with
+    `missing`."""
     try:
         return read()
     except OSError as error:
@@ -179,7 +180,7 @@ def _units(file: Path) -> Units:
 
 
 def _driver_end(state: RunState) -> list[str]:
-    """Return what this machine knows of the end of a driver that could not write it."""
+    """Return lines on the end of a driver that could not write its end, from this machine's boot and kernel log."""
     process = state.process
     if process.boot != boot_id():
         return [f"{process.host} was restarted since: the kernel's boot is another one than the driver's"]
@@ -189,7 +190,7 @@ def _driver_end(state: RunState) -> list[str]:
 
 
 def _warnings(lines: Sequence[str]) -> list[str]:
-    """Return the warnings at the end of a driver's log, after its last line of another level, each once."""
+    """Return the warnings at the end of a driver's log, after its last line of progress, each once."""
     newest = takewhile(lambda line: _PROGRESS not in line, reversed(lines))
     texts = [text for line in newest if (text := line.partition(f" WARNING [{DRIVER}] ")[2])]
     return list(dict.fromkeys(reversed(texts)))
@@ -197,12 +198,12 @@ def _warnings(lines: Sequence[str]) -> list[str]:
 
 def _evaluates(lines: Sequence[str]) -> bool:
     newest = next((line for line in reversed(lines) if _PROGRESS in line), "")
-    # The words for how far it is may follow.
+    # The progress within the evaluation may follow a comma.
     return any(f"{phase_words(EVALUATE)}{mark} " in newest for mark in (" for", ","))
 
 
 def _metrics(path: Path, notes: list[str]) -> RunSeries:
-    """Return the metrics of a run, of an enormous file its end."""
+    """Return the metrics of a run; read only the end of a very large file."""
     with suppress(OSError):
         if path.stat().st_size > MOST_METRICS_BYTES:
             notes.append(f"of {path.name}, which is larger than {MOST_METRICS_BYTES >> 20} MiB, the end was read")
@@ -210,14 +211,14 @@ def _metrics(path: Path, notes: list[str]) -> RunSeries:
 
 
 def read_config(path: Path, notes: list[str]) -> Mapping[str, object]:
-    """Return the values of a run's `config.yaml` by path; say in `notes` why there are none."""
+    """Return the values of a run's `config.yaml` by path; if it cannot be read, add the reason to `notes`."""
     diagnostics = Diagnostics()
     content = read_or_note(lambda: read_bounded(path, _MOST_CONFIG_BYTES), None, notes)
     if content is None:
         return {}
     source = load_source("-", diagnostics, stdin=content)
     tree = read(source, diagnostics) if source is not None else None
-    # An earlier rlinf kept keys such as `actor,env`.
+    # An earlier version of rlinf wrote keys such as `actor,env`.
     split = None if tree is None else split_components(tree, (), diagnostics)
     if split is None:
         notes.append(f"{path.name} cannot be read: {next(iter(diagnostics)).message}")

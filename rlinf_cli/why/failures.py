@@ -1,7 +1,7 @@
-"""Failures: interruptions, standstills, deaths and errors, by rows of `causes.toml`. Only what was observed is said.
+"""Failures (interruptions, standstills, deaths and errors), described from observations by the rows of `causes.toml`.
 
-An error of rlinf's own carries its code (`RLinfError.code`), and so does its evidence. Errors of other libraries, and
-the evidence of an rlinf that kept no codes, are recognized by their types and words.
+An error of rlinf has a code (`RLinfError.code`), and so has its evidence. Errors of other libraries, and evidence from
+a version of rlinf without codes, are recognized by their types and words.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rlinf_cli.why.finding import FindingKind, RunFinding, causes
 from rlinf_cli.why.incidents import REACHED, Incident
 from rlinf_core.runners.storage.evidence import FailedProcess
 
-# The first words of a death, as `ProcessEnd` spells them.
+# The start of a description of a death, as written by `ProcessEnd`.
 _KILLED: Final = re.compile(r"it was killed by (SIG[A-Z]+)\b")
 _FIRST: Final = re.compile(r"the first: ([^\n]+)")
-# The answers of a step could not be scored, or made.
+# Errors about answers of a step that could not be scored or generated.
 _UNSCORED: Final = re.compile(r"could (not )?be scored|answers of(?s:.*)max_failed_fraction")
 _NO_SAMPLES: Final = "has no samples to learn from"
 _SHOWN: Final = 12
 _SHOWN_OF_DEATH: Final = 8
-# The codes of errors that carry none, by their types.
+# The codes of errors without a code, by type.
 _TYPES: Final[Mapping[str, str]] = {
     "SimulatorDiedError": "simulator-died",
     "OutOfMemoryError": "accelerator-memory",
@@ -43,7 +43,7 @@ _TYPES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """A row of the table of failures: how one is recognized, and what is said of it; see there."""
+    """A row of the table of failures: the conditions for a failure, and its description; see `causes.toml`."""
 
     code: str
     what: str
@@ -55,7 +55,7 @@ class FailureCause:
     own_help: bool = False
 
     def finding(self, incident: Incident, fields: Mapping[str, str]) -> RunFinding | None:
-        """Return what is said of an incident with these fields; None if it is another failure."""
+        """Return the finding about an incident with these fields; None if the row does not match."""
         match = re.search(self.words, incident.text) if self.words else None
         known = match is not None or self.code in _codes(incident) or (self.when is not None and not self.words)
         if not known or not all(re.search(words, fields[name]) for name, words in (self.when or {}).items()):
@@ -81,24 +81,24 @@ def failure_causes() -> Sequence[FailureCause]:
 
 
 def named_failure(incident: Incident) -> RunFinding:
-    """Return the cause of an incident: that of the first row which knows it; the last row knows everything."""
+    """Return the cause of an incident from the first row that matches; the last row matches every incident."""
     fields = fields_of(incident)
     return next(finding for row in failure_causes() if (finding := row.finding(incident, fields)) is not None)
 
 
 def _codes(incident: Incident) -> set[str]:
-    """Return the code of the first error, and those of the types that it derives from."""
-    # Ray may name the node only after the run was notified of a death of a process there.
+    """Return the code of the first error, and the codes of its base types."""
+    # Ray may report a lost node only after the run has learned of a death of a process there.
     codes = {"node-lost"} if incident.nodes else set[str]()
     process = incident.process
     return codes if process is None else {*codes, process.code, *(_TYPES.get(base, "") for base in process.bases)}
 
 
 def fields_of(incident: Incident) -> Mapping[str, str]:
-    """Return what texts and conditions of the table may name.
+    """Return the fields for texts and conditions of the table.
 
-    `name` is the process that failed with its method, `named` also with its place; `line` is the first line of its
-    error, `fault` the part of that before the list of environments.
+    `name` is the failed process with its method, `named` also has its place; `line` is the first line of its error,
+    `fault` the part of that line before the list of environments.
     """
     process = incident.process or FailedProcess(name="")
     line = (process.text if incident.process is not None else incident.what).strip().partition("\n")[0]
@@ -143,11 +143,11 @@ def fields_of(incident: Incident) -> Mapping[str, str]:
 
 
 def error_lines(incident: Incident) -> Sequence[str]:
-    """Return the words of an error and its place in the code."""
+    """Return the message of an error and its position in the code."""
     process = incident.process
     if process is None:
         return (incident.what, *incident.lines)[:_SHOWN]
-    # The remedy in an error of rlinf's own is shown as such.
+    # The help of an rlinf error is shown as the remedy.
     text = process.text.partition("\n  help: ")[0] if process.help else process.text
     position = [f"at {process.position}"] if process.position else []
     return [*text.strip().splitlines()[:_SHOWN], *position][:_SHOWN]
@@ -159,17 +159,17 @@ def incident_lines(incident: Incident) -> Sequence[str]:
 
 
 def standstill_lines(incident: Incident) -> Sequence[str]:
-    """Return how long it stands still, and what else waits."""
+    """Return the duration of a standstill, and the other waits."""
     return incident.what, *incident.lines[1:]
 
 
 def vanished_lines(incident: Incident) -> Sequence[str]:
-    """Return how it shows that the driver is gone."""
+    """Return the evidence that the driver is gone."""
     return "run.json: the status is still `running`, and the process that it names is gone", *incident.lines
 
 
 def death_lines(incident: Incident, *lines: str) -> Sequence[str]:
-    """Return how a process died, as far as known."""
+    """Return lines on the death of a process, as far as known."""
     process = incident.process
     if process is None:
         return *incident.lines, *lines
@@ -178,7 +178,7 @@ def death_lines(incident: Incident, *lines: str) -> Sequence[str]:
 
 
 def kill_lines(incident: Incident) -> Sequence[str]:
-    """Return how a process died of a signal from outside."""
+    """Return lines on the death of a process by an external signal."""
     return death_lines(
         incident,
         "the kernel log, as far as it can be read there, has no line about a lack of memory for this process",
@@ -187,25 +187,25 @@ def kill_lines(incident: Incident) -> Sequence[str]:
 
 
 def unknown_death_lines(incident: Incident) -> Sequence[str]:
-    """Return what is known of a death whose end no kernel kept."""
+    """Return lines on a death whose exit state the kernel did not keep."""
     unknown = "how it ended is not known: the kernel of its machine does not keep exit states of processes (Linux 6.15)"
     return death_lines(incident, unknown)
 
 
 def memory_kill_lines(incident: Incident) -> Sequence[str]:
-    """Return the kernel's words about a kill for lack of memory."""
+    """Return lines on a kill for lack of memory, with the kernel's message."""
     kernel = incident.process.out_of_memory if incident.process is not None else None
     return _with_log(incident, f"kernel: {kernel}", *_memory(incident))
 
 
 def last_lines(incident: Incident) -> Sequence[str]:
-    """Return the last words of a process that died."""
+    """Return the last output of a process that died."""
     last = incident.process.why.partition("; its last words:")[2] if incident.process is not None else ""
     return _with_log(incident, *last.strip("\n").splitlines()[:_SHOWN_OF_DEATH])
 
 
 def node_lines(incident: Incident) -> Sequence[str]:
-    """Return what was said of nodes that are lost."""
+    """Return lines on lost nodes."""
     lines = (line.strip() for line in incident.text.splitlines() if "node" in line or "sign of life" in line)
     return _with_log(incident, *incident.nodes, *lines)
 
@@ -222,7 +222,7 @@ def _with_log(incident: Incident, *lines: str) -> Sequence[str]:
 
 
 def _signal_of(incident: Incident) -> str | None:
-    """Return the signal that ended a process, also where only the words of its death name it."""
+    """Return the signal that ended a process, from its record or from the description of its death."""
     process = incident.process
     if process is None or not process.died:
         return None
@@ -230,7 +230,7 @@ def _signal_of(incident: Incident) -> str | None:
     return process.signal or (match[1] if match is not None else None)
 
 
-# What shows a failure, as rows name it.
+# The functions that return the evidence of a failure, by the names that rows use.
 EVIDENCE: Final[Mapping[str, Callable[[Incident], Iterable[str]]]] = {
     function.__name__: function
     for function in (

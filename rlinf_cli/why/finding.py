@@ -1,4 +1,4 @@
-"""A cause that `rlinf why` names, and the table of causes, `causes.toml`."""
+"""The findings of `rlinf why`, and the table of causes, `causes.toml`."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class FindingKind(StrEnum):
     """The kind of a finding."""
 
     FAILURE = "failure"
-    """It ended the run, or sent it back."""
+    """A failure ended the run, or restarted it."""
     INTERRUPTION = "interruption"
-    """Somebody ended the run, and nothing failed."""
+    """A user or a scheduler ended the run, and nothing failed."""
     STANDSTILL = "standstill"
-    """The run is active, and finishes no steps."""
+    """The run is active, but finishes no steps."""
     LEARNING = "learning"
-    """The run goes on, or ended well, and does not learn, or not what it should."""
+    """The run continues, or ended well, but does not learn, or learns something else than it should."""
     SPEED = "speed"
-    """Its steps take longer than they need; nothing is wrong."""
+    """The run's steps take longer than necessary, without any fault."""
     FIGURES = "figures"
-    """Its figures are not of all that was asked for, or count what the policy has not done."""
+    """The run's metrics leave out requested items, or count items that are not the policy's doing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """A cause, with its evidence and the remedy.
+    """A cause with its evidence and remedy.
 
     Attributes:
         code: a stable name, as in `killed-by-signal`.
         what: the cause in one sentence.
-        evidence: what shows it, each with the file that has it.
-        do: the remedy; one sentence or command each.
-        step: the last finished step then, or the first at which it shows.
+        evidence: lines of evidence, each with its file.
+        do: the remedies, each a sentence or a command.
+        step: the last finished step at the time of a failure, or the first step with the sign.
         time: the time in seconds since 1970, if known.
-        followed: what failed because of it.
+        followed: the failures that it caused.
     """
 
     kind: FindingKind
@@ -69,5 +69,5 @@ def finding(
     kind: str = FindingKind.LEARNING,
     time: float | None = None,
 ) -> RunFinding:
-    """Return a finding about learning, or of another kind."""
+    """Return a finding, by default about learning."""
     return RunFinding(FindingKind(kind), code, what, tuple(evidence), (do,), step=step, time=time)

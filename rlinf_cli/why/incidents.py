@@ -1,4 +1,4 @@
-"""The incidents of a run in order, from evidence, events and state: setbacks, delays, and its end."""
+"""The incidents of a run in order, from evidence, events and state: restarts, standstills, and the end."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, Bundle, FailedP
 from rlinf_core.runners.storage.run_events import RunEvent
 from rlinf_core.runners.storage.run_status import RunStatus
 
-# The kind of an incident that no event reports: an active run finishes no steps.
+# The kind of an incident without an event: an active run that finishes no steps.
 STALLED: Final = "stalled"
 _ENDS: Final = (run_events.FAILED, run_events.INTERRUPTED)
 _KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
 _STATE: Final = "run.json"
 _EVIDENCE: Final = f"{run_events.EVIDENCE}: "
-# The words for a job at the time limit of its scheduler.
+# Text about a job that reaches the time limit of its scheduler.
 REACHED: Final = "reaches its time limit"
-# Schedulers warn by a signal that long before they kill; `sbatch --signal` asks for more.
+# Schedulers send a signal at most this many seconds before the limit; `sbatch --signal` can make it earlier.
 _BEFORE_LIMIT: Final = 600.0
-# Words of the driver's warnings about waits.
+# Texts in the driver's warnings about waits.
 _WAITS: Final = ("is stopped", "waiting for", " waits ", "deadlock", NO_STEP)
 
 
 class Incident(NamedTuple):
-    """One failure of a run, its interruption, or its standstill.
+    """A failure, an interruption or a standstill of a run.
 
     Attributes:
         kind: the kind of its event, or `stalled`.
         what: the first failure in one line.
         source: the file that records it.
-        time: the time in seconds since 1970; None where only the state records it.
+        time: the time in seconds since 1970; None if only the state records the incident.
         step: the last finished step.
-        process: the first process that failed, in full, where there is evidence of it.
-        others: the workers that failed with it, in words.
+        process: the first process that failed, if there is evidence of it.
+        others: descriptions of the workers that failed with it.
         lines: further lines of the event: location, cause, remedy.
-        bundle: the evidence of it.
-        nodes: which nodes served as others after it, in words.
+        bundle: the evidence of the incident.
+        nodes: descriptions of the nodes that were replaced after it.
         has_checkpoint: whether the run has a checkpoint to continue from.
     """
 
@@ -61,12 +61,12 @@ class Incident(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether it ended the run."""
+        """Whether the incident ended the run."""
         return self.kind in _ENDS
 
     @property
     def alone(self) -> bool:
-        """Whether only what had died was started again, and the others went on."""
+        """Whether only the dead processes were started again, and the others continued."""
         return self.kind == run_events.RELAUNCHED
 
     @property
@@ -76,24 +76,28 @@ class Incident(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All that is known in words, to look for what an error says."""
+        """All text about the incident, for matching the words of errors."""
         process = self.process
         parts = [self.what, *self.lines]
         return "\n".join(parts if process is None else [*parts, process.text, process.why])
 
 
 def incidents(facts: RunFacts) -> list[Incident]:
-    """Return what happened to a run, oldest first."""
-    events = [event for event in facts.story if event.kind in _KINDS]
+    """Return the incidents of a run, oldest first."""
+    # An end before a resumption is not the cause of the run's current state. The order of events is that of the file,
+    # whatever the clock was set to.
+    resumed = max((place for place, event in enumerate(facts.story) if event.kind == run_events.RESUMED), default=-1)
+    since = facts.story[resumed].time if resumed >= 0 else 0.0
     bundles = {f"{FOLDER}/{bundle.path.name}": bundle for bundle in facts.bundles}
-    ordered = [_of_event(event, bundles)._replace(nodes=_nodes_after(event, facts)) for event in events]
-    known = {incident.bundle.path for incident in ordered if incident.bundle is not None}
-    # A driver that was killed while it failed has evidence without an event.
-    ordered += [_of_bundle(bundle) for bundle in facts.bundles if bundle.path not in known]
+    ordered: list[Incident] = []
+    for place, event in enumerate(facts.story):
+        if event.kind in _KINDS:
+            incident = _of_event(event, bundles)._replace(nodes=_nodes_after(event, facts))
+            # What is left has no event: the driver was killed during the failure.
+            bundles = {name: bundle for name, bundle in bundles.items() if bundle is not incident.bundle}
+            ordered += [incident] if place > resumed or not incident.ended else []
+    ordered += [_of_bundle(bundle) for bundle in bundles.values() if bundle.content.time >= since]
     ordered.sort(key=lambda incident: incident.time or 0.0)
-    # Ends of a run that was resumed afterwards are not the cause of its current state.
-    resumed = max((event.time for event in facts.story if event.kind == run_events.RESUMED), default=0.0)
-    ordered = [incident for incident in ordered if not incident.ended or (incident.time or resumed) >= resumed]
     if facts.status in _ENDS and not (ordered and ordered[-1].ended):
         what, lines = facts.reason or f"the run is {facts.status}", tuple(facts.driver_end)
         ordered.append(Incident(facts.status, what, _STATE, facts.ended, facts.step, lines=lines))
@@ -103,7 +107,7 @@ def incidents(facts: RunFacts) -> list[Incident]:
 
 
 def seconds_without_step(facts: RunFacts) -> float | None:
-    """Return the time since the last step of an active run; None while that is no longer than it may take."""
+    """Return the seconds since the last step of an active run; None while the step is not overdue."""
     usual = _usual_seconds(facts)
     if facts.status != RunStatus.RUNNING or usual is None:
         return None
@@ -112,7 +116,7 @@ def seconds_without_step(facts: RunFacts) -> float | None:
 
 
 def _usual_seconds(facts: RunFacts) -> float | None:
-    """Return what the last steps took, or the last evaluations while one runs; None while that is not known."""
+    """Return the median duration of the last steps or, during an evaluation, of the last evaluations, or None."""
     if facts.evaluates:
         durations = facts.column(EVALUATION_TIME).last(STEPS).values
     else:
@@ -121,8 +125,8 @@ def _usual_seconds(facts: RunFacts) -> float | None:
 
 
 def _standstill(facts: RunFacts) -> Incident | None:
-    """Return that an active run has not finished a step for much longer than usual, and who holds it up: processes
-    that were looked at, else those that its driver warns of."""
+    """Return the standstill of an active run whose step takes much longer than usual, if some process holds it up:
+    an asked process, or else one in the driver's warnings."""
     quiet, usual = seconds_without_step(facts), _usual_seconds(facts)
     waits = facts.held_up or [line for line in facts.warnings if any(word in line for word in _WAITS)][::-1]
     if quiet is None or usual is None or not waits:
@@ -138,17 +142,17 @@ def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:
     bundle = next((bundles[name] for name in named if name in bundles), None)
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
-    # The event comes when all processes have ended; that of a restart has the step that the run went back to.
+    # The evidence is exact: an event comes after all processes have ended, and a restart's has its checkpoint's step.
     at, step = (event.time, event.step) if bundle is None else (bundle.content.time, bundle.content.step)
     return Incident(event.kind, event.text, source, at, step, process, others, event.details, bundle)
 
 
 def _nodes_after(event: RunEvent, facts: RunFacts) -> tuple[str, ...]:
-    """Return which nodes the restart after an incident did not find, and who serves instead."""
+    """Return lines on the nodes that were missing at the restart after an incident, and on their replacements."""
     if event.kind != run_events.RESTARTED:
         return ()
     later = takewhile(lambda other: other.kind not in _KINDS, facts.story[facts.story.index(event) + 1 :])
-    # That a node is back has no reason.
+    # An event about a returned node has no details.
     lost = [other for other in later if other.kind == run_events.NODES and other.details]
     return tuple("; ".join((other.text, *other.details)) for other in lost)
 
@@ -176,7 +180,7 @@ def _short(process: FailedProcess) -> str:
 
 
 def limit_reached(environ: Mapping[str, str], now: float) -> str | None:
-    """Return, in words, that a Slurm job reaches its time limit about `now` (seconds since 1970); else None."""
+    """Return a sentence if a Slurm job reaches its time limit at about `now` (seconds since 1970), else None."""
     end = environ.get("SLURM_JOB_END_TIME", "")
     if not end.isascii() or not end.isdigit() or not -_BEFORE_LIMIT < now - float(end) < _BEFORE_LIMIT:
         return None

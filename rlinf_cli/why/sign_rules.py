@@ -1,4 +1,4 @@
-"""Functions that rows of the table of signs name: they return the fields of its texts, or what must hold besides."""
+"""Functions named by rows of the table of signs. They return the fields of a row's texts, or check a condition."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _REWARDS: Final = ("rollout/correct", "rollout/reward", "env/success_once", "env
 _WATCHED: Final = ("train/actor/", "rollout/", "env/")
 _FAILED: Final = "failed/"
 _LEFT_OUT: Final = "eval/left_out"
-# Shares of answers.
+# Thresholds for shares of answers.
 _MANY: Final = 0.2
 _RIGHT: Final = 0.999
 _CUT: Final = 0.9
-# A share of successes that falls below this part of what it was has collapsed.
+# A share of successes has collapsed if it falls below this part of its peak.
 _COLLAPSED: Final = 0.25
 _LEAST_PEAK: Final = 0.2
-# Below these a policy does the same as its predecessor, and draws the same token nearly always.
+# Below these values a policy equals its predecessor, and nearly always draws the same token.
 _NO_CHANGE: Final = 1e-12
 _NO_ENTROPY: Final = 0.01
 _FALL: Final = 20.0
 _GOOD: Final = 0.9
 _BETTER: Final = 0.05
-# A bound that leaves less of a gradient makes steps of the optimizer that its own constants outweigh.
+# If a bound leaves less than this part of a gradient, the optimizer's own constants outweigh its steps.
 _LEAST_LEFT: Final = 1e-6
 
-# The fields of the texts; None without the sign. `since` is the step at which it shows, `shown` the evidence.
+# The fields of the texts; None without the sign. `since` is the first step with the sign, `shown` the evidence.
 Fields = Mapping[str, Any] | None
 
 
@@ -53,12 +53,12 @@ class Streak(NamedTuple):
 
 
 def from_the_start(streak: Streak) -> bool:
-    """Return whether it has been so since the first step."""
+    """Return whether the streak began at the first step."""
     return streak.since == streak.column.steps[0]
 
 
 def later(streak: Streak) -> bool:
-    """Return whether it has been otherwise before."""
+    """Return whether the streak began after the first step."""
     return not from_the_start(streak)
 
 
@@ -68,7 +68,7 @@ def has_rate(streak: Streak) -> bool:
 
 
 def not_solved(streak: Streak) -> bool:
-    """Return whether answers are wrong, too."""
+    """Return whether some answers are wrong."""
     right = streak.facts.column("rollout/correct", "rollout/reward")
     return not len(right) or right.values[-1] < _RIGHT
 
@@ -82,12 +82,12 @@ def precision(streak: Streak) -> Sequence[str]:
 
 def entropy_collapsed(facts: RunFacts) -> Fields:
     """Find a policy that no longer explores."""
-    # A step without samples has an entropy of 0, which says nothing.
     every = facts.column(_ENTROPY)
+    since = every.since(0.0, _NO_ENTROPY)
+    # Steps without samples have an entropy of 0, as where all answers to a prompt have become equal.
     entropies = every.where(lambda _, value: value != 0.0)
-    since = entropies.since(0.0, _NO_ENTROPY)
-    # An entropy below 0 is that of a continuous action.
-    if since is None or min(entropies.values) < 0 or every.steps[-1] - since + 1 < _STEPS:
+    # Only a continuous action has an entropy below 0.
+    if since is None or not len(entropies) or min(entropies.values) < 0 or every.steps[-1] - since + 1 < _STEPS:
         return None
     first, value, rewards = entropies.values[0], entropies.values[-1], facts.column(*_REWARDS)
     now = rewards.values[-1] if len(rewards) else 0.0
@@ -98,11 +98,11 @@ def entropy_collapsed(facts: RunFacts) -> Fields:
 
 
 def staleness_at_bound(facts: RunFacts) -> Fields:
-    """Find samples that are always as old as they may be, without progress."""
+    """Find samples that always have the maximum staleness, without progress."""
     bound = facts.number("runner.max_staleness") or 0
     ages = facts.column("rollout/staleness_mean", "rollout/staleness")
     since = ages.since(bound - 0.01, math.inf)
-    # With a bound of 1 it is so in every run whose rollouts go on during training.
+    # With a bound of 1 this is normal for every run whose rollouts continue during training.
     if bound < 2 or since is None or ages.steps[-1] - since + 1 < 3 * _STEPS:
         return None
     rewards = facts.column(*_REWARDS).where(lambda step, _: step >= since).values
@@ -117,7 +117,7 @@ def _is_better(after: float, before: float) -> bool:
 
 
 def reward_collapsed(facts: RunFacts) -> Fields:
-    """Find a policy that solves far less than it did."""
+    """Find a policy that solves far less than before."""
     name = next((name for name in ("rollout/correct", "env/success_once") if name in facts.columns), "")
     column = facts.column(name)
     if len(column) < 2 * _MANY_STEPS:
@@ -133,7 +133,7 @@ def reward_collapsed(facts: RunFacts) -> Fields:
 
 
 def policy_does_not_change(facts: RunFacts) -> Fields:
-    """Find updates that change nothing."""
+    """Find updates that do not change the policy."""
     clipped, divergence = facts.column(_CLIPPED).last(_MANY_STEPS), facts.column(_KL).last(_MANY_STEPS)
     several = max(facts.number("algorithm.update_epoch") or 1, facts.number("algorithm.n_minibatches") or 1) > 1
     largest = max(map(abs, divergence.values), default=math.inf)
@@ -148,12 +148,12 @@ def _is_constant(column: MetricColumn) -> bool:
 
 
 def reward_never_varies(facts: RunFacts) -> Fields:
-    """Find a reward that is the same for all."""
+    """Find a reward that is always the same."""
     spread, rewards = facts.column("rollout/reward_std"), facts.column("rollout/reward")
     if len(spread):
         constant = max(spread.values) == 0.0 and _is_constant(rewards)
     else:
-        # A reward for each step is the same in passes of equal length, though episodes differ.
+        # Rewards for each step add up to the same in passes of equal length, so compare the returns of episodes.
         returns = facts.column("env/return")
         constant = len(returns) >= _STEPS and _is_constant(returns) and _is_constant(rewards)
     if not constant or len(rewards) < _STEPS:
@@ -203,7 +203,7 @@ def not_finite(facts: RunFacts) -> Fields:
 
 
 def evaluated_with_seeds_of_training(facts: RunFacts) -> Fields:
-    """Find an evaluation from the starts of training."""
+    """Find an evaluation that uses the starts of training."""
     seeds = [facts.number(f"env.{part}.seed") for part in ("train", "eval")]
     tasks = [facts.text(f"env.{part}.task") for part in ("train", "eval")]
     same = seeds[0] is not None and seeds[0] == seeds[1] and tasks[0] == tasks[1]
@@ -211,7 +211,7 @@ def evaluated_with_seeds_of_training(facts: RunFacts) -> Fields:
 
 
 def evaluated_on_rows_of_training(facts: RunFacts) -> Fields:
-    """Find an evaluation on rows that were trained on."""
+    """Find an evaluation that uses rows of the training data."""
     trained, tested = (_paths(facts, f"data.{part}_data_paths") for part in ("train", "val"))
     shared = sorted(trained & tested)
     return {"path": shared[0]} if shared and _is_evaluated(facts) else None
@@ -226,13 +226,13 @@ def _paths(facts: RunFacts, key: str) -> set[str]:
 
 
 def right_answers_fail(facts: RunFacts) -> Fields:
-    """Find right answers that a reward took for wrong before the first step."""
+    """Find right answers that a reward judged wrong before the first step."""
     check = next((check for check in _differing(facts) if check.component == "reward"), None)
     return None if check is None else {"judge": check.with_, "note": check.note}
 
 
 def contact_differs(facts: RunFacts) -> Fields:
-    """Find another comparison before the first step that did not agree."""
+    """Find another comparison before the first step that failed."""
     checks = _differing(facts)
     if not checks or right_answers_fail(facts) is not None:
         return None
@@ -246,7 +246,7 @@ def _differing(facts: RunFacts) -> list[ContactCheck]:
 
 
 def items_set_aside(facts: RunFacts) -> Fields:
-    """Find items that processes died of again and again."""
+    """Find items that repeatedly killed processes."""
     if not facts.quarantined:
         return None
     (name, first), *others = sorted(facts.quarantined.items(), key=lambda named: named[1].time)
@@ -275,7 +275,7 @@ def evaluation_incomplete(facts: RunFacts) -> Fields:
 
 
 def left_out(facts: RunFacts) -> Fields:
-    """Find episodes or answers that were left out of training alone."""
+    """Find episodes or answers that were left out of training only."""
     shown = _lost(facts)
     if not shown or evaluation_incomplete(facts) is not None:
         return None
@@ -288,7 +288,7 @@ def _lost(facts: RunFacts) -> list[str]:
 
 
 def environment_raises(facts: RunFacts) -> Fields:
-    """Find errors in the code of environments, of which episodes counted as failed."""
+    """Find errors in the code of environments, which made episodes count as failed."""
     events = [event for event in facts.story if event.kind == run_events.ENVIRONMENT]
     count = _total(facts, "eval/env_errors") + _total(facts, "env/env_errors")
     if not events or not count:
@@ -297,7 +297,7 @@ def environment_raises(facts: RunFacts) -> Fields:
 
 
 def evaluated_answers_cut(facts: RunFacts) -> Fields:
-    """Find that nearly all answers of the last evaluation end at the limit of tokens."""
+    """Find an evaluation in which nearly all answers ended at the limit of tokens."""
     cut, answers = facts.column("eval/cut_off"), facts.column("eval/answers")
     if not len(cut) or not len(answers) or cut.values[-1] < max(1.0, _CUT * answers.values[-1]):
         return None

@@ -1,4 +1,4 @@
-"""Signs: metrics by which a run does not learn, and what each says, by the rows of `causes.toml`."""
+"""Signs that a run does not learn, described by the rows of `causes.toml`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_cli.why.sign_rules import Streak
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A row of the table of signs: what shows one, and what is said of it; see there."""
+    """A row of the table of signs: the conditions for a sign, and its description; see `causes.toml`."""
 
     code: str
     what: str
@@ -30,7 +30,7 @@ class Sign:
     kind: str = FindingKind.LEARNING
 
     def finding(self, facts: RunFacts) -> RunFinding | None:
-        """Return the finding; None without the sign."""
+        """Return the finding, or None without the sign."""
         fields = self._streak(facts) if self.metric else _function(self.rule)(facts)
         if fields is None:
             return None
@@ -39,7 +39,7 @@ class Sign:
         return finding(self.code, what, lines, do, fields.get("since"), self.kind, fields.get("time"))
 
     def _streak(self, facts: RunFacts) -> Mapping[str, Any] | None:
-        """Return the fields of a metric that lies within the bounds."""
+        """Return the fields for a metric that lies within the bounds, or None."""
         column = facts.column(self.metric)
         since = column.since(*self.bounds)
         if since is None or column.steps[-1] - since + 1 < self.steps:
@@ -60,5 +60,5 @@ def signs() -> Sequence[Sign]:
 
 
 def _function(name: str) -> Callable[[Any], Any]:
-    """Return what a row names."""
+    """Return the function that a row names."""
     return getattr(sign_rules, name)

@@ -1,1 +1,1 @@
-"""Advice on placements: how long a step takes by a run's own record, and which legal placement is the fastest."""
+"""Advice on placements: estimated step times from the records of runs, and the fastest legal placements."""

@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-# Accelerators of a kind up to which every contiguous range is a candidate, and up to which ranges that begin or end
-# where another one does are; beyond, components hold equal or disjoint ranges of whole nodes.
+# In a group of at most `_EXHAUSTIVE` accelerators every contiguous range is a candidate; of at most `_ALIGNED`, ranges
+# that begin or end at 0 or at an end of another component's range. In larger ones, components hold equal or disjoint
+# ranges; the last may also start at 0.
 _EXHAUSTIVE: Final = 4
 _ALIGNED: Final = 16
 
 
 class DeviceGroup(NamedTuple):
-    """Accelerators that are alike: those of one node group.
+    """The accelerators of one node group, all of one model.
 
     Attributes:
-        label: the group.
-        units: their number.
-        per_node: how many of them a node has.
-        model: the model of the accelerator; empty where unknown.
+        label: the group's label.
+        units: the number of accelerators.
+        per_node: the number of accelerators of a node.
+        model: the accelerator's model; empty if unknown.
     """
 
     label: str
@@ -29,13 +30,13 @@ class DeviceGroup(NamedTuple):
 
 
 Device: TypeAlias = "tuple[str, int] | None"
-"""An accelerator by kind and rank; None: a process has none, and shares nothing."""
+"""An accelerator by group label and rank, or None for a process without one."""
 
 
 class DeviceSpan(NamedTuple):
-    """The accelerators of a component, one for each of its processes: `size` of a kind from `first` on.
+    """The accelerators of a component, one per process: `size` accelerators of a group `kind`, from rank `first`.
 
-    `kind` None: processes without an accelerator.
+    If `kind` is None, the processes have no accelerator.
     """
 
     kind: str | None
@@ -50,13 +51,13 @@ class DeviceSpan(NamedTuple):
         return tuple((self.kind, self.first + rank) for rank in range(self.size))
 
     def overlaps(self, other: DeviceSpan) -> bool:
-        """Return whether both hold an accelerator."""
+        """Return whether an accelerator belongs to both spans."""
         alike = self.kind is not None and self.kind == other.kind
         return alike and self.first < other.first + other.size and other.first < self.first + self.size
 
 
 def share_one(*several: DeviceSpan) -> bool:
-    """Return whether one accelerator holds a process of each."""
+    """Return whether one accelerator belongs to all spans."""
     kinds = {seats.kind for seats in several}
     first, end = max(seats.first for seats in several), min(seats.first + seats.size for seats in several)
     return len(kinds) == 1 and None not in kinds and first < end
@@ -64,12 +65,12 @@ def share_one(*several: DeviceSpan) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A placement as the model knows it.
+    """A placement as the performance model represents it.
 
     Attributes:
-        seats: the seats of each component, by its name.
-        stages: pipeline stages.
-        staleness: steps that rollouts may run ahead.
+        seats: the accelerators of each component, as pairs of name and span.
+        stages: the number of pipeline stages.
+        staleness: the number of steps that rollouts may run ahead.
     """
 
     seats: tuple[tuple[str, DeviceSpan], ...]
@@ -77,7 +78,7 @@ class Arrangement:
     staleness: int = 0
 
     def of(self, component: str) -> DeviceSpan:
-        """Return the seats of a component."""
+        """Return the accelerators of a component."""
         for name, seats in self.seats:
             if name == component:
                 return seats
@@ -85,7 +86,7 @@ class Arrangement:
 
     @property
     def accelerators(self) -> int:
-        """Number of accelerators that hold a process."""
+        """The number of accelerators that hold a process."""
         return len({device for _, seats in self.seats for device in seats.devices if device is not None})
 
     @property
@@ -97,14 +98,14 @@ class Arrangement:
 
 
 class Shapes(Protocol):
-    """The counts of processes that a recipe takes."""
+    """The numbers of processes that a recipe accepts."""
 
     def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
-        """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
+        """Return the numbers of processes to try for a component on a group, ascending."""
         ...
 
     def most_useful(self, component: str, kind: DeviceGroup, units: int) -> int:
-        """Return the number of processes, up to `units`, with which the last component is the fastest; 0: none."""
+        """Return the number of processes, up to `units`, with which the last component is fastest; 0 if none fits."""
         ...
 
 
@@ -118,14 +119,14 @@ def candidates(
     staleness: Sequence[int],
     legal: Legal,
 ) -> Iterator[Arrangement]:
-    """Yield every arrangement worth judging, alike ones once.
+    """Yield every candidate arrangement, one of each set that differs only in the ranks of identical accelerators.
 
     Args:
-        shapes: counts of processes.
-        components: the kinds that each component may be on, in the order in which a step needs them, the one that
-            trains last; or the seats that it keeps.
-        stages, staleness: the values to be tried.
-        legal: whether the recipe takes an arrangement.
+        shapes: the numbers of processes to try.
+        components: the groups that each component may use, or the span that it keeps; in the order in which a step
+            needs the components, the trainer last.
+        stages, staleness: the values to try.
+        legal: whether the recipe accepts an arrangement.
     """
     names = list(components)
     large = any(
@@ -150,7 +151,7 @@ def candidates(
 
 
 def _trainer_shares(seats: Sequence[DeviceSpan]) -> bool:
-    """Return whether the last component shares accelerators with another one without holding the same ones."""
+    """Return whether the last component's span overlaps another component's, and differs from it."""
     *others, last = seats
     return any(last.overlaps(other) and last != other for other in others)
 
@@ -173,7 +174,7 @@ def _seatings(
     for kind in kinds:
         held = [seats for seats in before if seats.kind == kind.label]
         choices = _large_seats(shapes, name, kind, held, last) if large else _small_seats(shapes, name, kind, held)
-        # A range that others hold may be a free one, too.
+        # The same range may be yielded both as held by others and as free.
         for seats in dict.fromkeys(choices):
             yield from _seatings(shapes, components, names, (*before, seats), large)
 
@@ -192,7 +193,10 @@ def _small_seats(shapes: Shapes, name: str, kind: DeviceGroup, held: Sequence[De
 def _large_seats(
     shapes: Shapes, name: str, kind: DeviceGroup, held: Sequence[DeviceSpan], last: bool
 ) -> Iterator[DeviceSpan]:
-    """Yield the seats of others, and free ones behind them; of the last component only its best number of each."""
+    """Yield the spans of other components, and the free accelerators after them.
+
+    For the last component, only its fastest number of processes is tried, on all accelerators and on the free ones.
+    """
     end = max((seats.first + seats.size for seats in held), default=0)
     if last:
         for first, units in ((0, kind.units), (end, kind.units - end)) if end else ((0, kind.units),):
@@ -208,7 +212,7 @@ def _large_seats(
 
 
 def _signature(seats: Sequence[DeviceSpan]) -> object:
-    """Return what two seatings share that differ in the numbers of alike accelerators alone."""
+    """Return a key that is equal for seatings that differ only in the ranks of identical accelerators."""
     edges: dict[str, set[int]] = {}
     for held in seats:
         if held.kind is not None:

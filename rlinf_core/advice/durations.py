@@ -1,4 +1,4 @@
-"""Durations of calls by their rows, fitted to what runs recorded."""
+"""Durations of calls as functions of their rows, fitted to the records of runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final, NamedTuple
 
-# Two sizes that differ less say nothing of a slope.
+# Sizes that differ by a smaller factor determine no slope.
 _APART: Final = 1.5
-# Calls that vary less count as steady: mean over median of their durations.
+# Calls are steady if the mean of their durations is below this multiple of the median.
 _STEADY: Final = 1.05
-# Of the model itself: the difference to real runs of jobs that it was made from.
+# The relative error of the model itself, from real runs of the jobs that it was made from.
 FLOW_ERROR: Final = 0.04
 
 
@@ -20,13 +20,13 @@ class CallRow(NamedTuple):
     """Recorded calls of one phase.
 
     Attributes:
-        component, phase: its name, and that of its component: `rollout/policy` of `rollout`.
-        rows: rows of a call, such as environments or tokens; 0: the phase has none.
-        model: model of the accelerator; empty without one.
-        calls: their number.
-        seconds: the median of a call.
-        spread: durations of calls as quantiles at equal distances, relative to the median; empty for steady ones.
-        shared: whether another busy component had the accelerator meanwhile: then a call waited, too.
+        component, phase: the component's name and the phase's, as in `rollout` and `rollout/policy`.
+        rows: the rows of a call, such as environments or tokens; 0 if the phase has none.
+        model: the accelerator's model; empty without an accelerator.
+        calls: the number of calls.
+        seconds: the median duration of a call.
+        spread: equidistant quantiles of the durations, relative to the median; empty for steady calls.
+        shared: whether another busy component used the accelerator meanwhile, so that durations include waits.
     """
 
     component: str
@@ -41,12 +41,12 @@ class CallRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Seconds of a call as `fix + slope x rows`, both at least 0.
+    """The seconds of a call as `fix + slope x rows`, with `fix` and `slope` at least 0.
 
     Attributes:
-        rows: the smallest and the largest number seen.
-        error: the mean difference between a measured median and the line, relative to it.
-        one_size: whether but one size was seen: then the line is one of many, and `between` gives the extremes.
+        rows: the smallest and the largest recorded number of rows.
+        error: the mean difference between a measured median and the line, relative to the median.
+        one_size: whether only one size was recorded, which fits many lines; `between` gives the extremes.
         spread: see `CallRow`.
     """
 
@@ -58,15 +58,15 @@ class Duration:
     spread: tuple[float, ...] = ()
 
     def at(self, rows: float) -> float:
-        """Return the median of a call with that many rows."""
+        """Return the median seconds of a call with `rows` rows."""
         return self.fix + self.slope * rows
 
     def mean(self, rows: float) -> float:
-        """Return the mean of a call with that many rows."""
+        """Return the mean seconds of a call with `rows` rows."""
         return self.at(rows) * (fmean(self.spread) if self.spread else 1.0)
 
     def between(self) -> tuple[Duration, Duration]:
-        """Return the extremes that the record allows: proportional to rows, and the same for any number."""
+        """Return the extremes that fit the record: a duration proportional to the rows, and a constant one."""
         if not self.one_size:
             return self, self
         seconds, rows = self.at(self.rows[0]), max(self.rows[0], 1e-9)
@@ -77,17 +77,17 @@ class Duration:
         return replace(self, fix=self.fix / factor, slope=self.slope / factor)
 
     def extrapolates(self, rows: float) -> bool:
-        """Return whether that many rows are outside of what was seen."""
+        """Return whether `rows` is outside the recorded range."""
         return not self.rows[0] * 0.99 <= rows <= self.rows[1] * 1.01
 
 
 def fit_duration(rows: Sequence[CallRow]) -> Duration:
-    """Return the line through the medians of one phase on one model of accelerator, by least squares of all calls.
+    """Return the line through the medians of one phase on one accelerator model, by least squares over all calls.
 
-    Rows from a shared accelerator are left out where others suffice.
+    Rows from a shared accelerator are used only if there are no others.
 
     Raises:
-        ValueError: there are none.
+        ValueError: `rows` is empty.
     """
     if not rows:
         raise ValueError("a duration needs at least one recorded row")
@@ -115,9 +115,9 @@ def fit_duration(rows: Sequence[CallRow]) -> Duration:
 
 
 def fit_by_model(rows: Iterable[CallRow]) -> dict[str, Duration]:
-    """Return the duration of one phase on each model of accelerator that it was seen on.
+    """Return the duration of one phase on each accelerator model in the record.
 
-    A model with one size only takes the shape of one with several, by the factor between the two where it was seen.
+    A model with one recorded size gets the line of a model with several, scaled to agree at that size.
     """
     by_model: dict[str, list[CallRow]] = {}
     for row in rows:
@@ -134,7 +134,7 @@ def fit_by_model(rows: Iterable[CallRow]) -> dict[str, Duration]:
 
 
 def steady_or_spread(quantiles: Sequence[float]) -> tuple[float, ...]:
-    """Return quantiles of durations relative to their median; empty where the mean is about the median."""
+    """Return quantiles of durations relative to their median; empty if the mean is close to the median."""
     middle = sorted(quantiles)[len(quantiles) // 2] if quantiles else 0.0
     if middle <= 0 or fmean(quantiles) < _STEADY * middle:
         return ()
@@ -142,7 +142,7 @@ def steady_or_spread(quantiles: Sequence[float]) -> tuple[float, ...]:
 
 
 class Durations(NamedTuple):
-    """Durations of a job's phases: by phase, then by model of accelerator."""
+    """The durations of a job's phases, by phase, then by accelerator model."""
 
     phases: Mapping[str, Mapping[str, Duration]]
 
@@ -155,11 +155,11 @@ class Durations(NamedTuple):
         return cls({phase: fit_by_model(seen) for phase, seen in by_phase.items()})
 
     def of_phase(self, phase: str, model: str) -> Duration | None:
-        """Return the duration of a phase on a model; None where it was never seen there."""
+        """Return the duration of a phase on an accelerator model; None if it was not recorded there."""
         return self.phases.get(phase, {}).get(model)
 
     def extremes(self) -> tuple[Durations, Durations]:
-        """Return what phases that were seen in one size can be at the least slope and at the most: see `between`."""
+        """Return the durations with every one-size phase proportional to its rows, and with each constant."""
         pairs = {
             phase: {model: duration.between() for model, duration in models.items()}
             for phase, models in self.phases.items()
@@ -171,7 +171,7 @@ class Durations(NamedTuple):
         return low, high
 
     def one_sized(self) -> list[str]:
-        """Return the phases, and their models, of which one size was seen."""
+        """Return the phases, with their accelerator models, for which only one size was recorded."""
         return [
             phase if not model else f"{phase} on {model}"
             for phase, models in self.phases.items()
@@ -181,6 +181,6 @@ class Durations(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The relative error to be expected of a step: of the model, and of the worst fit."""
+        """The expected relative error of a step: the model's error plus the error of the worst fit."""
         fits = [duration.error for models in self.phases.values() for duration in models.values()]
         return FLOW_ERROR + max(fits, default=0.0)

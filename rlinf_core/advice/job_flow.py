@@ -1,6 +1,6 @@
-"""The flow of a recipe's work in virtual time: legal counts, what must be recorded, what a file changes.
+"""The interface that a recipe implements for placement advice, and the virtual time that simulates its work.
 
-Processes are generators that use devices, sleep, and wait for messages:
+Simulated processes are generators that use devices, sleep, and wait for messages:
 
     clock = VirtualTime()
 
@@ -25,7 +25,7 @@ from rlinf_core.advice.arrangements import Arrangement
 from rlinf_core.advice.durations import CallRow, Durations
 from rlinf_core.advice.search import Flow
 
-# A trial of a few steps that saves nothing and is not evaluated. Its first step warms up.
+# The values of a trial: a few steps, the first of which warms up, without checkpoints or evaluation.
 TRIAL: Mapping[str, Any] = MappingProxyType(
     {
         "runner.max_steps": 4,
@@ -47,24 +47,24 @@ TRIAL: Mapping[str, Any] = MappingProxyType(
 
 
 def halves(most: int, unit: int = 1) -> list[int]:
-    """Return a number, its half and its quarter, as multiples of a unit; those that are the same once."""
+    """Return `most`, its half and its quarter, as multiples of `unit` from 1 on; ascending, without repeats."""
     sizes = [most // part // unit * unit for part in (4, 2, 1)]
     return sorted({max(unit, size) for size in sizes})
 
 
 Sizes: TypeAlias = Mapping[str, Sequence[tuple[float, int]]]
-"""Sizes of what has no duration, as answers have tokens: a size and how many had about that one, by phase."""
+"""The sizes of items, such as tokens of answers, by phase: pairs of a size and the number of items about that size."""
 
 
 class Recorded(Protocol):
-    """A run, as far as a recipe looks at it as a whole.
+    """The record of a run.
 
     Attributes:
-        arrangement: where its components were.
-        models: the model of the accelerators of each kind.
+        arrangement: the placement of its components.
+        models: the accelerator model of each group.
         rows: its calls.
-        phases: median seconds of the phases of its steps, by metric, as `time/step`.
-        sizes: the sizes of what has no duration.
+        phases: the median seconds of the phases of its steps, by metric, as in `time/step`.
+        sizes: the sizes of its items.
     """
 
     @property
@@ -83,10 +83,10 @@ class JobFlow(Protocol):
     """The flow of one job, before its durations are known.
 
     Attributes:
-        components: those that are placed, in the order in which a step needs them; the one that trains is the last.
-        phases: the phases of each component that must have been recorded.
-        stages: numbers of pipeline stages worth trying.
-        stages_now: the pipeline stages of the file.
+        components: the placed components, in the order in which a step needs them, the trainer last.
+        phases: the phases that the record must have, by component.
+        stages: the numbers of pipeline stages to try.
+        stages_now: the number of pipeline stages in the file.
     """
 
     @property
@@ -100,19 +100,19 @@ class JobFlow(Protocol):
     def stages_now(self) -> int: ...
 
     def legal(self, arrangement: Arrangement) -> bool:
-        """Return whether the recipe takes an arrangement, as far as arithmetic says."""
+        """Return whether the recipe accepts an arrangement by its numbers of processes, stages and rows."""
         ...
 
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes) -> Flow:
-        """Return the flow with durations; `models` are the accelerators of each kind, `sizes` as in `Recorded`."""
+        """Return the flow with durations; `models` and `sizes` are as in `Recorded`."""
         ...
 
     def calls(self, run: Recorded) -> Sequence[CallRow]:
-        """Return the calls of a run with the rows that the flow gives calls in an arrangement."""
+        """Return the calls of a run, with rows counted as in `rows`."""
         ...
 
     def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
-        """Return what no call says and a whole run does, such as the seconds of a message, as calls of the driver."""
+        """Return durations that only a whole run shows, such as the seconds of a message, as calls of the driver."""
         ...
 
     def rows(self, arrangement: Arrangement) -> Mapping[str, float]:
@@ -120,27 +120,27 @@ class JobFlow(Protocol):
         ...
 
     def changes(self, arrangement: Arrangement) -> Mapping[str, Any]:
-        """Return the values besides the placement that a file needs for an arrangement, by key."""
+        """Return the values that an arrangement needs in the file besides the placement, by key."""
         ...
 
     def trial_sizes(self, now: Arrangement) -> Sequence[int]:
-        """Return three sizes of trials, or as many as there are, about the calls that a process has now.
+        """Return up to three trial sizes close to the size of a process's calls in the arrangement `now`.
 
-        A trial is a job of few steps with one process a component; its size is the number of what a step begins with,
-        such as environments.
+        A trial is a job of a few steps with one process per component. Its size is the number of items with which a
+        step begins, such as environments.
         """
         ...
 
     def trial_size(self, component: str, rows: int, now: Arrangement) -> int:
-        """Return the size of a trial in which a call of a component has that many rows; 0: there is none."""
+        """Return the size of a trial in which a call of `component` has `rows` rows; 0 if there is none."""
         ...
 
     def trial(self, size: int, now: Arrangement) -> Mapping[str, Any]:
-        """Return the values besides the placement that a file needs for a trial, by key."""
+        """Return the values that a trial needs in the file besides the placement, by key."""
         ...
 
     def rehearsal(self) -> Sequence[str]:
-        """Return the overrides with which a file's job has stand-ins that do nothing in the place of its work.
+        """Return the overrides that replace the job's work by stand-ins that do nothing.
 
         Raises:
             RLinfError: the job cannot be rehearsed.
@@ -149,14 +149,14 @@ class JobFlow(Protocol):
 
 
 class Use(NamedTuple):
-    """Work on a device for some seconds, once those are done that asked before; without a device it is a sleep."""
+    """Work on a device for some seconds, after all earlier requests for it; a sleep if the device is None."""
 
     device: Hashable
     seconds: float
 
 
 class Receive(NamedTuple):
-    """A wait for `number` messages in a box, which are taken out of it."""
+    """A wait for `number` messages in a box, which it removes."""
 
     box: Hashable
     number: int = 1
@@ -169,8 +169,8 @@ class VirtualTime:
     """A clock that jumps from event to event.
 
     Attributes:
-        now: seconds since the start.
-        busy: seconds that each device has worked.
+        now: the seconds since the start.
+        busy: the seconds that each device has worked.
     """
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class VirtualTime:
         self._waiting: defaultdict[Hashable, deque[tuple[int, Process]]] = defaultdict(deque)
 
     def start(self, process: Process) -> None:
-        """Start a process now."""
+        """Start a process at the present time."""
         self._at(self.now, process, None, 0)
 
     def put(self, box: Hashable, delay: float = 0.0, count: int = 1) -> None:
@@ -194,11 +194,11 @@ class VirtualTime:
             self._deliver(box, count)
 
     def stop(self) -> None:
-        """Forget what is still to come, so that `run` returns."""
+        """Discard all pending events, so that `run` returns."""
         self._events.clear()
 
     def run(self) -> None:
-        """Run until nothing is left to happen."""
+        """Run until no event is pending."""
         while self._events:
             self.now, _, process, place, count = heapq.heappop(self._events)
             if process is None:

@@ -1,4 +1,4 @@
-"""The best arrangements of a job under a model: bounds for all, simulation in the order of bounds."""
+"""A search for the fastest arrangements of a job: a bound for each, simulation in the order of the bounds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final, NamedTuple, Protocol
 
 from rlinf_core.advice.arrangements import Arrangement, Device, Shapes
 
-# Arrangements that are simulated at most.
+# Most arrangements that a search simulates.
 _MOST_SIMULATED: Final = 2000
-# Steps whose seconds differ by a smaller part are equally fast.
+# Steps whose durations differ by a smaller fraction count as equally fast.
 _ALIKE: Final = 1e-3
 
 
@@ -18,9 +18,9 @@ class Simulated(NamedTuple):
     """A step in virtual time.
 
     Attributes:
-        seconds: the mean of a step.
-        busy: the share of its time that each accelerator works.
-        parts: seconds of a step by phase, of those that follow each other.
+        seconds: the mean duration of a step.
+        busy: the fraction of that time for which each accelerator works.
+        parts: the seconds of a step's consecutive phases.
     """
 
     seconds: float
@@ -32,11 +32,11 @@ class Flow(Shapes, Protocol):
     """A recipe's flow of work, with the durations of one job."""
 
     def bound(self, arrangement: Arrangement) -> float:
-        """Return seconds that no simulated step is below."""
+        """Return a lower bound of the seconds of a simulated step."""
         ...
 
     def simulate(self, arrangement: Arrangement) -> Simulated:
-        """Return a step in virtual time."""
+        """Simulate a step in virtual time."""
         ...
 
 
@@ -52,11 +52,11 @@ class SearchResult(NamedTuple):
     """The result of a search.
 
     Attributes:
-        best: the fastest arrangements, the fastest first; of equally fast ones the one on fewer accelerators.
-        judged: legal arrangements, each with a bound.
-        simulated: those that were simulated.
-        unfit: those that came up and do not fit into memory.
-        proven: whether no other arrangement can be among the best of the model.
+        best: the fastest arrangements, fastest first; among equally fast ones, fewer accelerators first.
+        judged: the number of legal arrangements, each with a bound.
+        simulated: the number of simulated arrangements.
+        unfit: the number of arrangements that were due for simulation and do not fit into memory.
+        proven: whether the bounds prove that no other arrangement is among the fastest under the model.
     """
 
     best: tuple[Ranked, ...]
@@ -74,21 +74,22 @@ def search(
     fits: Callable[[Arrangement], bool] = lambda arrangement: True,
     most: int = _MOST_SIMULATED,
 ) -> SearchResult:
-    """Return the `top` fastest arrangements, proven under the model.
+    """Return the `top` fastest arrangements under the model.
 
-    Arrangements are simulated in the order of their bounds, until the last of the best is below the next bound.
+    Arrangements are simulated in the order of their bounds until the slowest of the best is no slower than the next
+    bound, or `most` were simulated.
 
     Args:
         flow: the model.
-        arrangements: the legal ones.
-        top: how many are wanted.
-        fits: whether one fits into memory; asked before it is simulated.
-        most: how many are simulated at most.
+        arrangements: the legal arrangements.
+        top: the number of arrangements to return.
+        fits: whether an arrangement fits into memory; called before its simulation.
+        most: the maximum number of simulations.
     """
     order = [(flow.bound(arrangement), number, arrangement) for number, arrangement in enumerate(arrangements)]
     judged = len(order)
     heapq.heapify(order)
-    # Of those simulated, the `top` fastest: a heap whose first is the slowest of them.
+    # A heap of the `top` fastest simulated arrangements, the slowest first.
     fastest: list[tuple[float, int, Ranked]] = []
     simulated = unfit = 0
     while order and simulated < most:
@@ -112,9 +113,7 @@ def search(
 
 
 def _in_order(fastest_first: Sequence[Ranked]) -> list[Ranked]:
-    """Return steps as they are shown: of those about as fast as the fastest of them, the one on fewer accelerators
-    first.
-    """
+    """Return the arrangements by duration, with equally fast ones ordered by their number of accelerators."""
     ordered: list[Ranked] = []
     alike: list[Ranked] = []
     for ranked in fastest_first:

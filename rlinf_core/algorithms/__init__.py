@@ -1,1 +1,1 @@
-"""Advantages, returns, losses and divergences: torch tensors in, tensors out. Nothing here knows of processes."""
+"""Advantages, returns, losses and divergences: functions of torch tensors, independent of processes."""

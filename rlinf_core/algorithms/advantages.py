@@ -1,8 +1,8 @@
 """Advantages: how much better an action was than expected.
 
-The functions named in `algorithm.adv_type` take `Trajectories` and `AdvantageSettings`; beneath them are plain
-functions of tensors. Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` says that the
-episode ended with step t (the d_{t+1} of the formulas), so that what follows belongs to another episode.
+The functions named in `algorithm.adv_type` take `Trajectories` and `AdvantageSettings`, and call plain functions of
+tensors. Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` says that the episode ended
+with step t (the d_{t+1} of the formulas), so that step t + 1 belongs to another episode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_core.algorithms.loss_inputs import broadcast_mask
 
 GROUP_EPSILON = 1e-6
 NORMALIZE_EPSILON = 1e-8
-# Scores of a group that differ by less than this share of the largest are equal: rewards are float32, of 7 digits.
+# Scores of a group that differ by less than this fraction of the largest are equal: float32 rewards have 7 digits.
 SAME_SCORE = 1e-6
 
 
@@ -28,17 +28,17 @@ def _identity(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectories:
-    """The input of advantages: T steps of B trajectories. Members of a group are neighbours in B.
+    """The input of advantages: T steps of B trajectories. Members of a group are neighbors in B.
 
     Attributes:
         rewards: float [T, B].
-        dones: bool [T, B], the episode ended with this step.
+        dones: bool [T, B], whether the episode ended with this step.
         values: float [T + 1, B], of the observation before each step and of the one after the last; None without a
             value head.
         mask: bool [T, B], which steps count; None: all.
-        kl: float [T, B], divergence from the reference at each step, to be taken off the rewards; None where there is
-            no reference, or where the loss has that term. For `distillation`: from the teacher.
-        group_sizes: the sizes of the groups in their order, where some have lost members; None: all have `group_size`.
+        kl: float [T, B], KL from the reference at each step, to be subtracted from the rewards; None without a
+            reference, or if the loss has that term. For `distillation`: KL from the teacher.
+        group_sizes: the sizes of the groups in order, if some have lost members; None: all have `group_size`.
     """
 
     rewards: Tensor
@@ -51,11 +51,11 @@ class Trajectories:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSettings:
-    """The keys of `algorithm` that advantages depend on, and how sums over all ranks are made.
+    """The keys of `algorithm` that advantages depend on, and the reduction over ranks.
 
     Attributes:
         options: `algorithm.options`, as the advantage's own pydantic model or a dictionary (`algorithms.options`).
-        reduce_sum: adds a tensor up over the ranks that share a step, such as an all-reduce; the identity for one rank.
+        reduce_sum: sums a tensor over the ranks that share a step, such as an all-reduce; the identity for one rank.
     """
 
     gamma: float = 1.0
@@ -68,14 +68,14 @@ class AdvantageSettings:
 
     @classmethod
     def of(cls, config: object, reduce_sum: Callable[[Tensor], Tensor] = _identity) -> AdvantageSettings:
-        """Return the settings of a section `algorithm`; a key that the recipe's section lacks has its default here."""
+        """Return the settings from a section `algorithm`; a key that the section lacks keeps its default."""
         names = [field.name for field in fields(cls) if hasattr(config, field.name)]
         return cls(**{name: getattr(config, name) for name in names}, reduce_sum=reduce_sum)
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Both float [T, B]; returns are what values learn, None where no values are learned."""
+    """Advantages, and the returns that values learn (None without values); both float [T, B]."""
 
     advantages: Tensor
     returns: Tensor | None = None
@@ -85,11 +85,11 @@ AdvantageFunction = Callable[[Trajectories, AdvantageSettings], Advantages]
 
 
 def estimate(function: AdvantageFunction, trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """Call an advantage function, which may be a user's own.
+    """Call an advantage function, which may be custom, and check its result.
 
     Raises:
-        TypeError: it returns something else than `Advantages` of floating-point tensors.
-        ValueError: a tensor has another shape than the rewards.
+        TypeError: the result is not `Advantages` of floating-point tensors.
+        ValueError: the shape of a tensor differs from that of the rewards.
     """
     result = cast("object", function(trajectories, settings))
     name, shape = getattr(function, "__name__", str(function)), trajectories.rewards.shape
@@ -125,10 +125,10 @@ def gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
 def turn_gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
     """Compute GAE over turns: a turn is one action, and its tokens share its advantage and its return.
 
-    A turn is a run of steps that count; what does not count between two of them, such as the words of a tool, or the
-    end of an episode, parts them. Its reward is the sum over its steps, its state's value that of its first step:
-    Wei et al., "Reinforcing multi-turn reasoning in LLM agents via turn-level reward design", arXiv 2505.11821. An
-    answer without tools is one turn, whose advantage is its total reward less the value of the prompt.
+    A turn is a run of steps that count; steps that do not count, such as the output of a tool, or the end of an
+    episode separate turns. The turn's reward is the sum over its steps, and its value that of its first step: Wei et
+    al., "Reinforcing multi-turn reasoning in LLM agents via turn-level reward design", arXiv 2505.11821. An answer
+    without tools is one turn, whose advantage is its total reward minus the value of the prompt.
 
     Raises:
         ValueError: there are no values.
@@ -169,20 +169,19 @@ def dr_grpo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantag
 
 
 def rloo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """Compute total rewards less the mean of the others of the group: `leave_one_out_advantages`."""
+    """Compute total rewards minus the mean of the group's other members: `leave_one_out_advantages`."""
     return _by_group(trajectories, settings, leave_one_out_advantages)
 
 
 def reinforce_pp(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """Compute REINFORCE++ (arXiv 2501.03262): discounted returns, less the divergence, normalized over the step."""
+    """Compute REINFORCE++ (arXiv 2501.03262): discounted returns minus the KL, normalized over the batch."""
     return _reinforce(trajectories, settings, trajectories.rewards)
 
 
 def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
     """Compute REINFORCE++ with the mean total reward of the group as baseline.
 
-    The baseline is taken off once, with the last step of a trajectory that counts, so that every step's return lacks
-    it.
+    The baseline is subtracted from the reward of each trajectory's last step that counts, and so from every return.
     """
     rewards = trajectories.rewards
     mask = broadcast_mask(trajectories.mask, rewards)
@@ -194,16 +193,15 @@ def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSetting
 
 
 def distillation(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """Compute log teacher - log policy at every step that counts; with `normalize_advantages` less its mean.
+    """Compute log teacher - log policy at every step that counts; with `normalize_advantages` minus its mean.
 
-    On-policy distillation: the gradient of the reverse divergence KL(policy || teacher) of each token, given those
-    before it. Agarwal et al., "On-policy distillation of language models" (GKD), arXiv 2306.13649, eq. 4 with reverse
-    KL; by a policy gradient without rewards of later tokens, as in Lu et al., "On-policy distillation", Thinking
-    Machines Lab, 2025. Rewards have no part. The mean over all steps is a baseline: it leaves the expected gradient,
-    and lowers its variance.
+    On-policy distillation: the gradient of the reverse KL(policy || teacher) of each token given the tokens before it,
+    as in Agarwal et al., "On-policy distillation of language models" (GKD), arXiv 2306.13649, eq. 4. It is a policy
+    gradient that ignores later tokens, as in Lu et al., "On-policy distillation", Thinking Machines Lab, 2025. Rewards
+    are ignored. The mean over all steps is a baseline, which keeps the expected gradient and lowers its variance.
 
     Raises:
-        ValueError: there is no divergence from a teacher.
+        ValueError: `trajectories.kl` is None.
     """
     if trajectories.kl is None:
         raise ValueError("`adv_type: distillation` needs the divergence from a teacher")
@@ -227,7 +225,7 @@ def _reinforce(trajectories: Trajectories, settings: AdvantageSettings, rewards:
 def _by_group(
     trajectories: Trajectories, settings: AdvantageSettings, compare: Callable[[Tensor, int], Tensor]
 ) -> Advantages:
-    """Give every step that counts what `compare` makes of the total rewards of groups."""
+    """Return as every counted step's advantage the result of `compare` on its group's total rewards."""
     rewards = _rewards(trajectories, settings)
     mask = broadcast_mask(trajectories.mask, rewards)
     relative = _within_groups(trajectories, settings, total_rewards(rewards, mask), compare).to(rewards.dtype)
@@ -272,14 +270,14 @@ def _with_values(
 
 
 def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float, mask: Tensor | None = None) -> Tensor:
-    """G_t = r_t + gamma (1 - d_{t+1}) G_{t+1}, with nothing after the last step.
+    """Return G_t = r_t + gamma (1 - d_{t+1}) G_{t+1}, with G = 0 after the last step.
 
     Args:
         rewards: float [T, ...].
         dones: bool [T, ...].
-        gamma: discount by step.
-        mask: bool [T, ...]; a step that does not count is passed over, as in `gae_advantages`: nothing is discounted
-            by it, and its return is 0. None: every step counts.
+        gamma: the discount per step.
+        mask: bool [T, ...]; a step that does not count is skipped, as in `gae_advantages`: it adds no discount, and
+            its return is 0. None: every step counts.
 
     Returns:
         float [T, ...].
@@ -300,19 +298,19 @@ def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float, mask: Tenso
 def gae_advantages(
     rewards: Tensor, values: Tensor, dones: Tensor, gamma: float, gae_lambda: float, mask: Tensor | None = None
 ) -> Tensor:
-    """A_t = delta_t + gamma lambda (1 - d_{t+1}) A_{t+1}, delta_t = r_t + gamma V_{t+1} (1 - d_{t+1}) - V_t.
+    """Return A_t = delta_t + gamma lambda (1 - d_{t+1}) A_{t+1}, delta_t = r_t + gamma V_{t+1} (1 - d_{t+1}) - V_t.
 
     Schulman et al., "High-dimensional continuous control using generalized advantage estimation", arXiv 1506.02438,
-    eq. 16. Values of cut off episodes are part of the rewards (`bootstrap_rewards`).
+    eq. 16. The rewards include the final values of truncated episodes (`bootstrap_rewards`).
 
     Args:
         rewards: float [T, ...].
         values: float [T + 1, ...].
         dones: bool [T, ...].
-        gamma: discount by step.
-        gae_lambda: decay of later differences.
-        mask: bool [T, ...]; a step that does not count is passed over, as if the one before it led to the one after
-            it: its reward and its value have no part, its advantage is 0. None: every step counts.
+        gamma: the discount per step.
+        gae_lambda: the decay per step of later differences.
+        mask: bool [T, ...]; a step that does not count is skipped: the step before it leads to the step after it, its
+            reward and value are ignored, and its advantage is 0. None: every step counts.
 
     Returns:
         float [T, ...].
@@ -339,13 +337,13 @@ def total_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def group_advantages(scores: Tensor, group_size: int) -> Tensor:
-    """(score - mean of the group) / (its standard deviation + 1e-6); exactly 0 where a group's scores are equal.
+    """Return (score - group mean) / (group std + 1e-6); exactly 0 if a group's scores are equal.
 
-    Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The std is the unbiased one. Scores that differ
-    by rounding alone count as equal: divided by so small a deviation, rounding would be trained on.
+    Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The std is unbiased. Scores that differ only by
+    rounding count as equal: divided by so small a std, rounding errors would be trained on.
 
     Args:
-        scores: float [B], members of a group next to each other.
+        scores: float [B], the members of a group adjacent.
         group_size: 2 or more; divides B.
 
     Returns:
@@ -361,10 +359,10 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
 
 
 def group_differences(scores: Tensor, group_size: int) -> Tensor:
-    """Score - mean of the group; exactly 0 where a group's scores are equal.
+    """Return score - group mean; exactly 0 if a group's scores are equal.
 
-    Liu et al., "Understanding R1-Zero-like training" (Dr. GRPO), arXiv 2503.20783: without the division,
-    problems that are nearly always or nearly never solved weigh no more than others. Arguments as for
+    Liu et al., "Understanding R1-Zero-like training" (Dr. GRPO), arXiv 2503.20783: without the division by the std,
+    prompts that are nearly always or nearly never solved weigh no more than others. Arguments as for
     `group_advantages`.
     """
     groups = _compared(scores, group_size)
@@ -373,7 +371,7 @@ def group_differences(scores: Tensor, group_size: int) -> Tensor:
 
 
 def leave_one_out_advantages(scores: Tensor, group_size: int) -> Tensor:
-    """Score - mean of the other members of the group; exactly 0 where a group's scores are equal.
+    """Return score - mean of the group's other members; exactly 0 if a group's scores are equal.
 
     Ahmadian et al., "Back to basics" (RLOO), arXiv 2402.14740. Arguments as for `group_advantages`.
     """
@@ -381,7 +379,7 @@ def leave_one_out_advantages(scores: Tensor, group_size: int) -> Tensor:
 
 
 def groups_that_vary(scores: Tensor, group_size: int) -> Tensor:
-    """Return which trajectories are in a group whose scores are not all equal, bool [B]: `filter_rewards` keeps those.
+    """Return which trajectories are in a group with unequal scores, bool [B]: `filter_rewards` keeps those.
 
     Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). Arguments as for `group_advantages`.
     """
@@ -389,22 +387,22 @@ def groups_that_vary(scores: Tensor, group_size: int) -> Tensor:
 
 
 def varies(scores: Sequence[float]) -> bool:
-    """Return whether the scores of a group are not all equal, in float32, the type of rewards."""
+    """Return whether the scores of a group are unequal in float32, the type of rewards."""
     if not scores:
         return False
     return bool(_varies(torch.tensor([list(scores)], dtype=torch.float32).double())[0])
 
 
 def normalize(values: Tensor, mask: Tensor | None, reduce_sum: Callable[[Tensor], Tensor] = _identity) -> Tensor:
-    """(value - mean) / (standard deviation + 1e-8) over everything that counts, on all ranks together.
+    """Return (value - mean) / (std + 1e-8), with mean and unbiased std over the counted values of all ranks.
 
     Args:
         values: float, any shape.
-        mask: bool of that shape; what it leaves out has no part in mean and std. None: everything counts.
-        reduce_sum: adds a tensor up over ranks.
+        mask: bool of that shape, which values count for mean and std; None: all.
+        reduce_sum: sums a tensor over ranks.
 
     Returns:
-        The shape and dtype of `values`; unchanged but for the mean when fewer than two count.
+        The shape and dtype of `values`; only the mean is subtracted if fewer than two values count.
     """
     counted = values.double() if mask is None else values.double()[mask.bool()]
     total = reduce_sum(torch.stack((counted.new_tensor(counted.numel()), counted.sum())))

@@ -20,35 +20,34 @@ from rlinf_core.config.sections.values import LossAggregation
 from rlinf_core.suggest import quoted
 
 KlEstimator = Literal["k1", "k2", "k3"]
-# exp of more would overflow in float32 products; a ratio of e^20 means that the policies have nothing in common.
+# Larger exponentials overflow in float32 products; a ratio of e^20 means that the policies have nothing in common.
 MAX_LOG_RATIO = 20.0
-# What the ratio of a correction for other policies is of.
+# The unit over which a correction for the behaviour policy takes its ratio.
 CorrectionLevel = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """A batch of n samples. `logprobs` has the shape [n, ...] of the level that ratios are taken of.
+    """A batch of n samples. The shape [n, ...] of `logprobs` is the level of ratios, such as tokens.
 
     Attributes:
         logprobs: float [n, ...], of the policy that learns, with gradients.
-        old_logprobs: float [n, ...], of the policy that ratios are taken against: that which acted, or, where
-            `behaviour_logprobs` are given, that before the update.
+        old_logprobs: float [n, ...], of the denominator of ratios: the policy that acted, or, if `behaviour_logprobs`
+            are given, the policy before the update.
         advantages: float, the shape of `logprobs` or its leading dimensions.
-        entropy: float [n, ...], with gradients; None when it is not asked for.
-        ref_logprobs: float [n, ...], of the reference model; None: no divergence in the loss.
-        behaviour_logprobs: float [n, ...], of the policy that acted, where `old_logprobs` are of another one; None
-            else.
+        entropy: float [n, ...], with gradients; None if not requested.
+        ref_logprobs: float [n, ...], of the reference model; None: no KL in the loss.
+        behaviour_logprobs: float [n, ...], of the policy that acted, if `old_logprobs` are another policy's; else None.
         mask: bool, the shape of `logprobs` or its leading dimensions; None: everything counts.
         values: float [n, ...], of the critic that learns, with gradients; None for a policy alone.
         old_values: float, the shape of `values`, when the samples were made.
         returns: float, the shape of `values`.
         value_mask: bool, the shape of `values` or its leading dimensions; None: everything counts.
-        total: the denominator of the whole batch when this is a part of it (`aggregation.denominator`), by part and
-            rank on average: the mean of the parts' losses is the loss of the whole.
-        entropy_total: the same for `entropy`, needed where its shape is not that of `logprobs`.
+        total: the denominator (`denominator`) of the whole batch if this is a part of it, averaged over parts and
+            ranks, so that the mean of the parts' losses is the loss of the whole.
+        entropy_total: the same for `entropy`, needed if its shape is not that of `logprobs`.
         value_total: the number of values that count in the whole batch.
-        token_total: the denominator of means in the metrics of the whole batch, by part and rank on average; None:
+        token_total: the denominator of the metrics' means over the whole batch, averaged over parts and ranks; None:
             metrics are means over this part.
     """
 
@@ -70,7 +69,7 @@ class LossInputs:
 
     @property
     def ratio(self) -> Tensor:
-        """Probability now over probability when the samples were made, with gradients, the shape of `logprobs`."""
+        """The present probability over the old one, with gradients, the shape of `logprobs`."""
         return (self.logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -102,23 +101,23 @@ class LossSettings:
 
     @property
     def rejects(self) -> bool:
-        """Whether samples of some ratios are not trained on."""
+        """Whether samples are excluded by their ratios."""
         return self.reject_ratio_low is not None or self.reject_ratio_high is not None
 
     @classmethod
     def of(cls, config: object) -> LossSettings:
-        """Return the settings of a section `algorithm`; a key that the recipe's section lacks has its default here."""
+        """Return the settings from a section `algorithm`; a key that the section lacks keeps its default."""
         names = [field.name for field in fields(cls) if hasattr(config, field.name)]
         return cls(**{name: getattr(config, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss to descend, and metrics of the batch.
+    """A loss to minimize, and metrics of the batch.
 
     Attributes:
         loss: scalar, with gradients.
-        metrics: scalars without gradients, by name, as in `actor/policy_loss`. Reports put `train/` before.
+        metrics: scalars without gradients, by name, as in `actor/policy_loss`. Reports prefix `train/`.
     """
 
     loss: Tensor
@@ -126,12 +125,12 @@ class Loss:
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator = "k3") -> Tensor:
-    """Return the divergence at each sample.
+    """Return the estimated KL(policy || reference) at each sample.
 
     Args:
         logprobs: float, any shape; of the policy that made the samples.
-        ref_logprobs: the same of the reference.
-        estimator: k1, k2 or k3. k3 takes differences beyond 20 as 20.
+        ref_logprobs: the same for the reference.
+        estimator: k1, k2 or k3. k3 clamps differences to [-20, 20].
 
     Returns:
         The shape of `logprobs`.
@@ -157,28 +156,28 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator =
 #
 #     token-mean               sum of all tokens / number of tokens                (DAPO, arXiv 2503.14476, eq. 8)
 #     seq-mean-token-sum       mean over sequences of the sum over their tokens
-#     seq-mean-token-sum-norm  the same, divided by the tokens that a sequence may have at most
+#     seq-mean-token-sum-norm  the same, divided by the maximum number of tokens of a sequence
 #                                                                                (Dr. GRPO, arXiv 2503.20783, appendix)
 #     seq-mean-token-mean      mean over sequences of the mean over their tokens   (GRPO, arXiv 2402.03300, eq. 3)
 #
-# Sequences of which no token counts are left out of every mean.
+# Means leave out sequences of which no token counts.
 
 
 AGGREGATIONS: tuple[str, ...] = get_args(LossAggregation)
 
 
 def broadcast_mask(mask: Tensor | None, like: Tensor) -> Tensor:
-    """Return `mask` as bool of the shape of `like`, repeated over dimensions it lacks; None: everything counts."""
+    """Return `mask` as bool, repeated over its missing trailing dimensions to the shape of `like`; None: all True."""
     if mask is None:
         return torch.ones_like(like, dtype=torch.bool)
     return broadcast_trailing(mask.bool(), like.shape)
 
 
 def broadcast_trailing(values: Tensor, shape: torch.Size) -> Tensor:
-    """Return `values` repeated over the trailing dimensions that `shape` has and they lack.
+    """Return `values` repeated over their missing trailing dimensions to `shape`.
 
     Raises:
-        ValueError: the dimensions they have are not the leading ones of `shape`.
+        ValueError: the shape of `values` is not the beginning of `shape`.
     """
     if values.shape != shape[: values.dim()]:
         raise ValueError(f"shape {list(values.shape)} is not the beginning of {list(shape)}")
@@ -186,7 +185,7 @@ def broadcast_trailing(values: Tensor, shape: torch.Size) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the mean of the values that count, a scalar; 0 when none does."""
+    """Return the mean of the values that count, a scalar; 0 if none counts."""
     if mask is None:
         return values.mean()
     counted = broadcast_trailing(mask.bool(), values.shape)
@@ -196,14 +195,15 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
 def denominator(
     mask: Tensor | None, shape: torch.Size, how: LossAggregation, least: int = 1, longest: int | None = None
 ) -> Tensor:
-    """Return the denominator of `aggregate`, a float32 scalar: how many tokens, or sequences, count; at least `least`.
+    """Return the denominator of `aggregate`, a float32 scalar: the number of counted tokens or sequences, at least
+    `least`.
 
-    With `seq-mean-token-sum-norm` the number of sequences is multiplied by `longest`, the most tokens that a sequence
-    may have, by default as many as `shape` has room for.
+    With `seq-mean-token-sum-norm` the number of sequences is multiplied by `longest`, the maximum number of tokens of a
+    sequence, by default that of `shape`.
 
-    To accumulate gradients over micro batches, or over ranks, add up the denominators of all parts and hand the sum to
-    `aggregate` of each part: the losses of the parts then add up to the loss of the whole. A part of which nothing
-    counts must add nothing, so `least` is 0 for parts, and the sum is at least 1.
+    To accumulate gradients over micro batches or ranks, pass the sum of the parts' denominators to `aggregate` for each
+    part: the losses of the parts then add up to the loss of the whole. A part in which nothing counts must add nothing,
+    so use `least` 0 for parts, and at least 1 for the sum.
     """
     scale = 1
     if how == "seq-mean-token-sum-norm":
@@ -222,19 +222,19 @@ def aggregate(
     how: LossAggregation = "token-mean",
     total: Tensor | float | None = None,
 ) -> Tensor:
-    """Return one loss out of many.
+    """Aggregate the losses of many tokens into one.
 
     Args:
         losses: float [sequences, ...].
         mask: bool, the shape of `losses` or its leading dimensions; None: everything counts.
-        how: see the module.
+        how: one of `AGGREGATIONS`, as defined above.
         total: the denominator of the whole batch when `losses` is a part of it, see `denominator`.
 
     Returns:
         A scalar.
 
     Raises:
-        ValueError: `how` is not one of them.
+        ValueError: `how` is unknown.
     """
     if how not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation `{how}`, known: {quoted(AGGREGATIONS)}")

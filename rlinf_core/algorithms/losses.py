@@ -22,28 +22,29 @@ from rlinf_core.algorithms.loss_inputs import (
 )
 from rlinf_core.suggest import short_repr
 
-# Of the ratios and advantages, both [n, ...]: the losses, whether the clip was active, whether the dual clip was.
+# A function of ratios and advantages, both [n, ...], that returns the losses, where the clip was active, and where the
+# dual clip was (None without one).
 _Surrogate: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def clipped_policy_losses(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_c: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of PPO by sample: max(-A r, -A clip(r, 1 - low, 1 + high)).
+    """Return the PPO loss of each sample: max(-A r, -A clip(r, 1 - low, 1 + high)).
 
     Schulman et al., "Proximal policy optimization algorithms", arXiv 1707.06347, eq. 7. Unequal bounds are the
     clip-higher of DAPO (arXiv 2503.14476, eq. 10). With `clip_c` the loss of a negative advantage is at most -A c, the
     dual clip of Ye et al., arXiv 1912.09729, eq. 5.
 
     Args:
-        ratio: float [...], probability now over probability when the samples were made.
+        ratio: float [...], the present probability over the old one.
         advantages: float [...].
-        clip_low: smallest ratio is 1 - clip_low.
-        clip_high: largest ratio is 1 + clip_high.
-        clip_c: bound for negative advantages, above 1; None: none.
+        clip_low: the smallest ratio is 1 - clip_low.
+        clip_high: the largest ratio is 1 + clip_high.
+        clip_c: the bound c for negative advantages, above 1; None: no bound.
 
     Returns:
-        The losses, whether the clip was active, whether the dual clip was; each [...].
+        The losses, where the clip was active, and where the dual clip was; each [...].
     """
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -56,28 +57,27 @@ def clipped_policy_losses(
 
 
 def actor(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Return policy loss - entropy_bonus * entropy + kl_beta * divergence from the reference.
+    """Return policy loss - entropy_bonus * entropy + kl_beta * KL from the reference.
 
     With `tis_cap` each sample is weighted by min(old / behaviour, tis_cap), the truncated importance sampling of
-    Ionides (2008), for samples of an engine, or of weights, that are not those of `old_logprobs`. With
-    `reject_ratio_low` and `reject_ratio_high` those of a ratio outside of both are not trained on. See
-    `_behaviour_weights`.
+    Ionides (2008), for samples from another inference backend or other weights than `old_logprobs`. Samples with a
+    ratio below `reject_ratio_low` or above `reject_ratio_high` are not trained on. See `_behaviour_weights`.
 
-    `approx_kl` is the k3 estimate of the divergence of the policy from the one that acted, `clip_fraction` the share of
-    samples whose gradient the clip stopped.
+    `approx_kl` is the k3 estimate of the KL between the policy of `old_logprobs` and the present one, `clip_fraction`
+    the fraction of samples whose gradient the clip stopped.
 
     Raises:
-        ValueError: a correction is asked for, and `behaviour_logprobs` are missing.
+        ValueError: a correction is requested, and `behaviour_logprobs` are missing.
     """
     return _policy_loss(inputs, settings, inputs.logprobs - inputs.old_logprobs, _asked_correction(inputs, settings))
 
 
 def decoupled_actor(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Return the loss of `actor` with three policies: the ratio is clipped around `old_logprobs`, the proximal policy,
-    and each sample is weighted by old / behaviour, in the place of what the clip cannot make up for.
+    """Return the loss of `actor` with a separate proximal and behaviour policy.
 
+    The ratio is clipped around the proximal policy, `old_logprobs`, and each sample is weighted by old / behaviour:
     Hilton et al., "Batch size-invariance for policy optimization", arXiv 2110.00641, eq. 4; for samples of older
-    weights Fu et al., "AReaL", arXiv 2505.24298, section 5.2. Weights are at most `tis_cap` where that is given.
+    weights Fu et al., "AReaL", arXiv 2505.24298, section 5.2. `tis_cap`, if given, bounds the weights.
 
     Raises:
         ValueError: `behaviour_logprobs` are missing.
@@ -87,16 +87,15 @@ def decoupled_actor(inputs: LossInputs, settings: LossSettings) -> Loss:
 
 
 def gspo(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Return the loss of `actor` with one ratio for each sequence, the geometric mean of those of its tokens that
-    count.
+    """Return the loss of `actor` with one ratio per sequence, the geometric mean of the ratios of its counted tokens.
 
     Zheng et al., "Group sequence policy optimization", arXiv 2507.18071: eq. 7 for the ratio, eq. 14 for gradients by
-    token, which allow advantages by token. `loss_agg_func: seq-mean-token-mean` gives eq. 5; bounds of the ratio are
-    about 3e-4 there.
+    token, which allow advantages by token. `loss_agg_func: seq-mean-token-mean` gives eq. 5. The paper's clip bounds
+    are about 3e-4.
     """
     total, count = _sequence_sums(inputs.logprobs.detach() - inputs.old_logprobs, inputs.mask)
     sequence = total / count
-    # Of the value of the sequence's ratio, and of the gradient of the token's.
+    # The value is the sequence's log-ratio; the gradient is that of the token's log-ratio.
     log_ratio = sequence + inputs.logprobs - inputs.logprobs.detach()
     return _policy_loss(inputs, settings, log_ratio, _asked_correction(inputs, settings))
 
@@ -105,8 +104,8 @@ def gmpo(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return -A times the geometric mean of the ratios of a sequence's tokens, each clipped in log space.
 
     Zhao et al., "Geometric-mean policy optimization", arXiv 2507.20673, eq. 4: a log-ratio is bounded by
-    [-clip_ratio_low, clip_ratio_high] where that lowers the objective. Bounds are about 0.4 there, and
-    `loss_agg_func: seq-mean-token-mean` is its mean over sequences. There is no dual clip.
+    [-clip_ratio_low, clip_ratio_high] where that lowers the objective. The paper's bounds are about 0.4, and its mean
+    over sequences is `loss_agg_func: seq-mean-token-mean`. There is no dual clip.
     """
     log_ratio = (inputs.logprobs - inputs.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     clipped = log_ratio.clamp(-settings.clip_ratio_low, settings.clip_ratio_high)
@@ -127,7 +126,7 @@ def cispo(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return REINFORCE's loss, each token weighted by its ratio, which is clipped and has no gradient.
 
     MiniMax, "MiniMax-M1", arXiv 2506.13585, eq. 4 and 5: -sg(clip(r, 1 - low, 1 + high)) A log p. Every token keeps a
-    gradient; `clip_ratio_low: 1` leaves the ratio unbounded from below, as there. There is no dual clip.
+    gradient. As in the paper, `clip_ratio_low: 1` leaves the ratio without a lower bound. There is no dual clip.
     """
 
     def surrogate(ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -139,11 +138,11 @@ def cispo(inputs: LossInputs, settings: LossSettings) -> Loss:
 
 
 def sapo(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Return -A f(r) with the soft gate f(r) = 4 / tau sigmoid(tau (r - 1)) in the place of a clip.
+    """Return -A f(r) with the soft gate f(r) = 4 / tau sigmoid(tau (r - 1)) instead of a clip.
 
     Gao et al., "Soft adaptive policy optimization", arXiv 2511.20347, eq. 5 and 6. The gradient is that of the plain
-    ratio at r = 1 and fades to both sides, faster the larger tau is: `tau_pos` where A > 0, else `tau_neg`. Bounds of
-    the ratio have no effect.
+    ratio at r = 1 and decays on both sides, faster for a larger tau: `tau_pos` where A > 0, else `tau_neg`. The clip
+    bounds have no effect.
     """
 
     def surrogate(ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -156,7 +155,7 @@ def sapo(inputs: LossInputs, settings: LossSettings) -> Loss:
 
 
 def _sequence_sums(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sum over each sequence of what counts, and how much counts, at least 1; both [n, 1, ...]."""
+    """Return each sequence's sum of the values that count, and their number, at least 1; both [n, 1, ...]."""
     rows = values.reshape(values.shape[0], -1)
     counted = broadcast_mask(mask, values).reshape(rows.shape)
     ones = (-1, *[1] * (values.dim() - 1))
@@ -164,19 +163,19 @@ def _sequence_sums(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]
 
 
 def _asked_correction(inputs: LossInputs, settings: LossSettings) -> Tensor | None:
-    """Return the weights of samples if one of the keys asks for a correction, else None."""
+    """Return the weights of the samples if a key requests a correction, else None."""
     asked = {name: getattr(settings, name) for name in ("tis_cap", "reject_ratio_low", "reject_ratio_high")}
     named = next((name for name, value in asked.items() if value is not None), None)
     return None if named is None else _behaviour_weights(inputs, settings, named)
 
 
 def _behaviour_weights(inputs: LossInputs, settings: LossSettings, needed_by: str) -> Tensor:
-    """Return the weight of each sample for the policy that drew it: old / behaviour, at most `tis_cap`.
+    """Return the weight of each token, [n, ...]: old / behaviour, at most `tis_cap`.
 
-    By token, or by sequence: the product over what counts of it. A sample is rejected, by a weight of 0, where its
-    ratio is below `reject_ratio_low` or above `reject_ratio_high`: that of the token, as in IcePop (Ling Team,
-    arXiv 2510.18855), or the geometric mean over the sequence. Without `tis_cap` and a loss that weighs, what is kept
-    has the weight 1.
+    With `correction_level: sequence` the weight is the product over the sequence's counted tokens. A sample is
+    rejected, with weight 0, if its ratio is below `reject_ratio_low` or above `reject_ratio_high`: the token's ratio,
+    as in IcePop (Ling Team, arXiv 2510.18855), or the geometric mean over the sequence. If only rejection was
+    requested, the samples kept have weight 1.
     """
     if inputs.behaviour_logprobs is None:
         raise ValueError(f"`{needed_by}` needs the log-probabilities of the policy that drew the samples")
@@ -202,7 +201,7 @@ def _policy_loss(
     weights: Tensor | None,
     surrogate: _Surrogate | None = None,
 ) -> Loss:
-    """Return the loss of ratios, by PPO's clip without a surrogate, times `weights`, with entropy and divergence."""
+    """Return the weighted surrogate loss (by default PPO's clip) with the entropy bonus and the KL term."""
     log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     advantages = broadcast_trailing(inputs.advantages, ratio.shape)
@@ -238,15 +237,15 @@ def _policy_loss(
 
 
 def as_loss(result: Loss | Tensor, inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Return what a loss function returned as a `Loss`.
+    """Return the result of a loss function as a `Loss`.
 
-    A tensor is one loss for each log-probability. Its mean over those that count is the loss of the policy; bonus of
-    entropy, divergence from the reference, the value loss where there are returns, and metrics are as in
-    `actor_critic`.
+    A tensor holds one loss per log-probability. The policy loss is its mean over the entries that count, by
+    `loss_agg_func`; corrections, the entropy bonus, the KL from the reference, the value loss (if there are returns)
+    and the metrics are added as in `actor_critic`.
 
     Raises:
-        TypeError: it is neither a `Loss` nor a tensor, or a metric is not a scalar tensor.
-        ValueError: the tensor has another shape than `inputs.logprobs`, or the loss is not a scalar.
+        TypeError: the result is neither a `Loss` nor a tensor, or a metric is not a scalar tensor.
+        ValueError: the shape of the tensor is not that of `inputs.logprobs`, or the loss is not a scalar.
     """
     made = cast("object", result.loss if isinstance(result, Loss) else result)
     if not isinstance(made, Tensor):
@@ -280,7 +279,7 @@ def as_loss(result: Loss | Tensor, inputs: LossInputs, settings: LossSettings) -
 
 
 def _clip_of(settings: LossSettings) -> _Surrogate:
-    """Return PPO's clip by the bounds of the settings."""
+    """Return PPO's clipped surrogate with the bounds of the settings."""
 
     def surrogate(ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         low, high, dual = settings.clip_ratio_low, settings.clip_ratio_high, settings.clip_ratio_c
@@ -291,7 +290,7 @@ def _clip_of(settings: LossSettings) -> _Surrogate:
 
 
 def _mean(values: Tensor, mask: Tensor | None, total: Tensor | float | None) -> Tensor:
-    """Return the mean of what counts, or, where that is a part of a batch, its part of the mean of the batch."""
+    """Return the mean of the values that count; with `total`, this part's share of the whole batch's mean."""
     return masked_mean(values, mask) if total is None else aggregate(values, mask, "token-mean", total)
 
 
@@ -332,7 +331,10 @@ def _entropy_total(inputs: LossInputs, entropy: Tensor) -> Tensor | float | None
 
 
 def huber(errors: Tensor, delta: float | None) -> Tensor:
-    """e^2 / 2 up to |e| = delta, delta (|e| - delta / 2) beyond; None: e^2 / 2 always. The shape of `errors`."""
+    """Return e^2 / 2 up to |e| = delta, and delta (|e| - delta / 2) beyond, the shape of `errors`.
+
+    If `delta` is None, return e^2 / 2.
+    """
     if delta is None:
         return errors.square() / 2
     size = errors.abs()
@@ -342,20 +344,19 @@ def huber(errors: Tensor, delta: float | None) -> Tensor:
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None, huber_delta: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the larger of the loss of the value, and of the value moved at most `value_clip` from where it was.
+    """Return the larger of the value's loss and the loss of the value clipped to `value_clip` around its old value.
 
-    As in the implementation that came with the PPO paper (OpenAI baselines, `ppo2`), with the Huber loss in the place
-    of the square.
+    As in the implementation of the PPO paper (OpenAI baselines, `ppo2`), but with the Huber loss for the square.
 
     Args:
         values: float [...], with gradients.
-        old_values: float [...], when the samples were made.
-        returns: float [...], what values learn.
-        value_clip: largest change of a value; None: any.
-        huber_delta: error from which the loss grows linearly; None: it never does.
+        old_values: float [...], the values when the samples were made.
+        returns: float [...], the targets of the values.
+        value_clip: the largest change of a value; None: no clip.
+        huber_delta: the error from which the loss grows linearly; None: the loss is quadratic.
 
     Returns:
-        The losses, and whether the clipped one was the larger; each [...].
+        The losses, and where the clipped loss was the larger; each [...].
     """
     plain = huber(returns - values, huber_delta)
     if value_clip is None:
@@ -377,9 +378,9 @@ def value_loss(
 
     Args:
         values, old_values, returns: see `clipped_value_loss`.
-        settings: `value_clip` and `huber_delta` count.
+        settings: only `value_clip` and `huber_delta` are used.
         mask: bool, the shape of `values` or its leading dimensions; None: everything counts.
-        total: the number of values that count in the whole batch if this is part of one, see `LossInputs.value_total`.
+        total: the number of values that count in the whole batch if this is a part of it (`LossInputs.value_total`).
     """
     losses, clipped = clipped_value_loss(values, old_values, returns, settings.value_clip, settings.huber_delta)
     loss = aggregate(losses, mask, "token-mean", total)

@@ -1,4 +1,4 @@
-"""Advantages, losses and models that users bring: their names, and the options that only their owner knows."""
+"""The registries of advantages and policy losses, and the options that only a custom function or model knows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ATTRIBUTE = "options_model"
 
 
 def options_model(model: type[BaseModel]) -> Callable[[T], T]:
-    """Return a decorator that has the options of a function checked by a pydantic model."""
+    """Return a decorator that declares a pydantic model for the options of a function or class."""
 
     def add(owner: T) -> T:
         setattr(owner, ATTRIBUTE, model)
@@ -63,10 +63,9 @@ def options_model_of(owner: object) -> type[BaseModel] | None:
 
 
 def options_for(owner: object, written: Mapping[str, Any]) -> Any:
-    """Return what an owner is given of the options of a file: an instance of its model, or without one a dictionary of
-    all.
+    """Return an owner's part of the file's options: an instance of its model, or without a model all as a dictionary.
 
-    Options of another owner, which the model does not have, are left out.
+    Options that the model does not have belong to another owner and are left out.
 
     Raises:
         pydantic.ValidationError: an option is wrong or missing.
@@ -79,7 +78,7 @@ def options_for(owner: object, written: Mapping[str, Any]) -> Any:
 
 
 def checked_options(owner: object, written: Mapping[str, Any], section: str) -> Any:
-    """Return `options_for` an owner, in a worker; `section` is where they are written, as in `algorithm.options`.
+    """Return `options_for` an owner, for use in a worker; `section` is the options' path, as in `algorithm.options`.
 
     Raises:
         ConfigError: an option is wrong or missing.
@@ -92,7 +91,7 @@ def checked_options(owner: object, written: Mapping[str, Any], section: str) -> 
 
 
 def option_names(model: type[BaseModel]) -> set[str] | None:
-    """Return the names that a model takes; None: any."""
+    """Return the option names that a model accepts; None if it accepts any."""
     if model.model_config.get("extra") == "allow":
         return None
     return {alias for name, info in model.model_fields.items() for alias in (name, info.alias) if alias}

@@ -5,30 +5,25 @@ from __future__ import annotations
 import math
 import operator
 from ast import literal_eval
-from typing import Final, TypeAlias, cast
+from typing import TypeAlias, cast
 
-from rlinf_core.address import check_name
-from rlinf_core.errors import InvalidNameError
 from rlinf_core.suggest import short_repr
-from rlinf_core.waiting import plain_seconds
+from rlinf_core.waiting import NO_TEXT, plain_seconds
 
 Key: TypeAlias = "str | int | float | bytes | tuple[Key, ...] | None"
-"""What names a queue within a channel: any hashable plain value."""
-
-# What the text of a key that is not text begins with: an invisible separator, which shows nowhere.
-_NO_TEXT: Final = "\u2063"
+"""The name of a queue within a channel: any hashable plain value."""
 
 
 def amount(value: object) -> float | None:
-    """Return an argument as a finite number from 0; None if it is not one.
+    """Return an argument as a finite number >= 0; None if it is not one.
 
-    Whatever is one number will do, as an array or a tensor of one element; text and `10**400` will not.
+    A NumPy scalar and a tensor of one element count as numbers; text and `10**400` do not.
     """
     try:
         number = value if type(value) is int or type(value) is float else _number(value)
         return number if number >= 0 and float(number) < math.inf else None
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        # Of a number with a complex part or of several elements, each library says it in its own way.
+        # For several elements or a complex value, each library raises a different error.
         return None
 
 
@@ -39,10 +34,10 @@ def _number(value: object) -> float:
 
 
 def checked_weight(weight: float) -> float:
-    """Return the weight of an item.
+    """Return the weight of an item as a plain number.
 
     Raises:
-        ValueError: it is not a finite number from 0.
+        ValueError: it is not a finite number >= 0.
     """
     number = amount(weight)
     if number is None:
@@ -51,7 +46,7 @@ def checked_weight(weight: float) -> float:
 
 
 def checked_batch_weight(weight: float) -> float:
-    """Return the weight of a batch.
+    """Return the weight of a batch as a plain number.
 
     Raises:
         ValueError: it is not a finite number above 0.
@@ -66,13 +61,13 @@ def checked_timeout(timeout: float | None) -> float | None:
     """Return a timeout in seconds, or None for the default.
 
     Raises:
-        ValueError: it is not a finite number from 0, or a tensor.
+        ValueError: it is not a finite number >= 0, or it is a tensor.
     """
     return None if timeout is None else plain_seconds(timeout)
 
 
 def checked_bound(maxsize: int) -> int:
-    """Return how many items each key holds.
+    """Return the number of items that each key may hold, as an int.
 
     Raises:
         ValueError: it is not an integer >= 0.
@@ -84,16 +79,16 @@ def checked_bound(maxsize: int) -> int:
 
 
 def checked_key(key: Key) -> str:
-    """Return a key as the text by which its queue travels. Keys that are equal, as 1 and 1.0, have the same one.
+    """Return the encoded form of a key, as text. Equal keys, such as 1 and 1.0, have the same form.
 
     Raises:
-        TypeError: it is not a plain value: another process could not tell that two such keys are equal.
-        ValueError: it is text that cannot be sent.
+        TypeError: it is not a plain value: another process could not tell whether two such keys are equal.
+        ValueError: it is text that cannot be encoded, or that begins like the encoded form of a key that is not text.
     """
     if not isinstance(key, str):
-        return f"{_NO_TEXT}{_canonical(key)!r}"
-    if key.startswith(_NO_TEXT):
-        raise ValueError(f"a key must not begin with the invisible character {_NO_TEXT!r}")
+        return f"{NO_TEXT}{_canonical(key)!r}"
+    if key.startswith(NO_TEXT):
+        raise ValueError(f"a key must not begin with the invisible character {NO_TEXT!r}")
     try:
         key.encode()
     except UnicodeEncodeError:
@@ -102,14 +97,19 @@ def checked_key(key: Key) -> str:
 
 
 def key_of(text: str) -> Key:
-    """Return the key that `checked_key` made a text of."""
-    return cast("Key", literal_eval(text[1:])) if text.startswith(_NO_TEXT) else text
+    """Return the key whose encoded form is `text`, see `checked_key`."""
+    return cast("Key", literal_eval(text[1:])) if text.startswith(NO_TEXT) else text
 
 
 def _canonical(key: object) -> object:
-    """Return a plain value so that equal values have one `repr`."""
-    if key is None or isinstance(key, str | bytes):
+    """Return an equal plain value, such that equal keys yield the same `repr`."""
+    if key is None:
         return key
+    # As plain text and bytes: subclasses such as NumPy's and those of enums have another `repr`.
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, bytes):
+        return bytes(key)
     if isinstance(key, tuple):
         return tuple(_canonical(item) for item in cast("tuple[object, ...]", key))
     try:
@@ -119,16 +119,3 @@ def _canonical(key: object) -> object:
     if isinstance(key, float) and math.isfinite(key):
         return int(key) if key.is_integer() else float(key)
     raise TypeError(f"a key is text, a number, None, bytes or a tuple of such, not {short_repr(key)}")
-
-
-def check_channel_name(name: str) -> None:
-    """Check that a channel may have this name.
-
-    Raises:
-        InvalidNameError: it is not text, empty, holds a `:`, or what cannot be seen.
-    """
-    check_name(name, "channel")
-    if not name.isprintable():
-        raise InvalidNameError(
-            f"{short_repr(name)} is not a valid name of a channel", help="each character of a name can be seen in print"
-        )

@@ -1,8 +1,8 @@
-"""The broker of a channel: accepts what producers put, and delivers it to consumers.
+"""The broker of a channel: accepts the items of producers, and delivers them to consumers.
 
-Everything happens in the threads that read, one message after another, and nothing in it blocks. A small item passes
-through as the bytes that it came in; a large one stays where it arrived, in shared memory wherever possible, and its
-consumer gets its location.
+The reading threads do all work, one message at a time, and never block in it. A small item passes through as the bytes
+that arrived; a large one stays where it arrived, in shared memory wherever possible, and its consumer gets its
+location.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from rlinf_core.channel import wire
+from rlinf_core.channel.arguments import key_of
 from rlinf_core.channel.broker_clients import (
     REMEMBERED,
     BrokerClient,
@@ -42,8 +43,8 @@ class Broker:
     """The queues of one channel, and the service that its clients use through `endpoint`.
 
     Args:
-        maxsize: the number of items that each key holds; 0 means any number.
-        gate: decides when it must not accept more; by default by the memory of the machine.
+        maxsize: the number of items that each key may hold; 0 means any number.
+        gate: decides when the broker must not accept more; by default from the memory of the machine.
     """
 
     def __init__(self, name: str, endpoint: Endpoint, maxsize: int = 0, gate: MemoryGate | None = None) -> None:
@@ -51,7 +52,7 @@ class Broker:
         self._endpoint = endpoint
         self._queue: KeyedQueue[Payload] = KeyedQueue(maxsize)
         self._gate = MemoryGate() if gate is None else gate
-        # The thread of each client's connection enters, and others when a message could not be sent, and for `view`.
+        # The reading thread of each client takes it, and so do threads that report a failed send or call `view`.
         self._lock = threading.RLock()
         self._clients: dict[str, BrokerClient] = {}
         self._dead_producers: deque[WorkerDiedError] = deque(maxlen=REMEMBERED)
@@ -72,7 +73,7 @@ class Broker:
         endpoint.on_peer_lost(self._lost)
 
     def view(self) -> ChannelView:
-        """Return what the manager needs to build the wait-for graph."""
+        """Return the view of this channel from which the manager builds the wait-for graph."""
         with self._lock:
             clients = list(self._clients.values())
             dead = {error.address for error in self._dead_producers}
@@ -91,7 +92,7 @@ class Broker:
         with self._lock:
             incarnation = stream.incarnation if connection is None else connection.peer.incarnation
             if incarnation in stream.former:
-                # Its successor, whose connection another thread reads, may be a client by now.
+                # The sender's successor may be a client already, through a connection that another thread reads.
                 received.release()
                 return
             client = self._clients.get(stream.peer)
@@ -103,7 +104,7 @@ class Broker:
     def _admit(self, stream: PeerStream, incarnation: str | None) -> BrokerClient:
         if stream.peer in self._clients:
             self._lost(stream.peer, "it was relaunched")
-        # What its predecessor did not put it may put.
+        # A relaunched producer may put the items that its predecessor did not, so it is no longer dead.
         missing = [error for error in self._dead_producers if error.address != stream.peer]
         self._dead_producers = deque(missing, REMEMBERED)
         client = self._clients[stream.peer] = BrokerClient(self._endpoint, stream, incarnation)
@@ -167,7 +168,7 @@ class Broker:
         effects = self._queue.cancel((client, request.op_id), time.monotonic())
         if client.mailbox is not None:
             client.mailbox.drop_ack(request.op_id)
-        # It may be a put that is still on its way behind this message.
+        # It may be a put whose item is still in transit and arrives after this message.
         client.cancelled.append(request.op_id)
         for effect in effects:
             if isinstance(effect, Refused) and not effect.why:
@@ -212,17 +213,17 @@ class Broker:
     # Effects
 
     def _carry_out(self, effects: Sequence[Effect[Payload]], error: Exception | None = None) -> None:
-        """Reply to clients, and drop what nobody needs. A get that ends because of `error` raises it."""
+        """Reply to clients, and drop refused and lost items. A get that is cancelled because of `error` raises it."""
         accepted: dict[BrokerClient, list[int]] = {}
         lost: list[LostItem] = []
         for effect in effects:
             if isinstance(effect, Accepted):
                 client, op_id = cast("ClientOpId", effect.op_id)
-                # A client that looks into its answer slot needs no message.
+                # A client that polls its answer slot needs no message.
                 mailbox = client.mailbox
                 if mailbox is None or not mailbox.has_slot(op_id) or mailbox.write_answer(op_id):
                     accepted.setdefault(client, []).append(op_id)
-        # Producers first: while a consumer is served, they make the next item.
+        # Producers first: they can make the next items while consumers are served.
         for client, op_ids in accepted.items():
             head = wire.pack(op_ids) if len(op_ids) > 1 else b""
             client.reply(wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
@@ -231,7 +232,7 @@ class Broker:
                 continue
             if isinstance(effect, Lost):
                 self._drop(effect.dropped)
-                lost.append(LostItem(cast("BrokerClient", effect.producer).name, effect.key))
+                lost.append(LostItem(cast("BrokerClient", effect.producer).name, key_of(effect.key)))
                 continue
             client, op_id = cast("ClientOpId", effect.op_id)
             if isinstance(effect, Delivered):
@@ -258,7 +259,7 @@ class Broker:
                     self._carry_out(self._queue.cancel((client, op_id), time.monotonic()), error)
 
         mailbox = client.mailbox if lend else None
-        # On a closed channel others wait for this acknowledgement, so it must come by a message.
+        # On a closed channel other gets wait for this acknowledgement, so it must come as a message.
         ack_slot = NO_ACK_SLOT if mailbox is None or self._queue.closed else mailbox.reserve_ack(op_id)
         if mailbox is not None and mailbox.has_slot(op_id):
             payload = items[0].payload
@@ -290,10 +291,10 @@ class Broker:
     # The end
 
     def announce_end(self) -> bool:
-        """Send all clients the closed notice if the channel has come to its end; return whether it has.
+        """Send all clients the closed notice if the channel has ended; return whether it has.
 
-        Then it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that is given
-        back by this process if its user dies.
+        It has ended when it is closed and drained, and no consumer uses memory that this process forwarded: if such a
+        consumer dies, this process must release that memory.
         """
         with self._lock:
             if not self._queue.drained or self._endpoint.answers_for_memory():
@@ -306,7 +307,7 @@ class Broker:
     # Memory
 
     def run_maintenance(self) -> None:
-        """Do what no message triggers: collect acknowledgements and memory; to be called regularly."""
+        """Collect acknowledgements and memory, which no message triggers; to be called regularly."""
         self._endpoint.collect()
         with self._lock:
             for client in self._clients.values():
@@ -355,11 +356,11 @@ class Broker:
             self._fail_orphans()
 
     def _fail_orphans(self) -> None:
-        """Fail the gets that nobody can serve, since every known producer is dead."""
+        """If every known producer is dead, fail the waiting gets."""
         if not self._dead_producers or any(client.produces for client in self._clients.values()):
             return
         for op_id in self._queue.waiting_gets():
-            # What a batch had reserved goes back, and may be all that the next one needs.
+            # The items reserved by a cancelled batch go back, and may suffice for the next get.
             if self._queue.waiting(op_id) is not None:
                 self._carry_out(self._queue.cancel(op_id, time.monotonic()), self._orphaned())
 
@@ -373,5 +374,5 @@ class Broker:
 
 
 def _weigh(payload: Payload) -> int:
-    """Return how many bytes of this process's own memory a payload takes."""
+    """Return how many bytes of this process's private memory a payload takes."""
     return payload.nbytes if isinstance(payload, ReceivedMessage) else len(payload)

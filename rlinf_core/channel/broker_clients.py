@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rlinf_core.channel import wire
+from rlinf_core.channel.arguments import Key
 from rlinf_core.channel.mailbox import BrokerMailbox
 from rlinf_core.channel.queue_state import QueuedItem
 from rlinf_core.channel.wire import ReplyKind
@@ -19,26 +20,26 @@ from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import Work
 from rlinf_core.waiting import OperationKind
 
-# How many losses, names of the dead and cancelled operations are remembered one by one.
+# The most losses, dead producers, and cancelled operations of one client that the broker remembers.
 REMEMBERED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class LostItem:
-    """An item that was on its way into a channel, under this key, when its producer died."""
+    """An item that was in transit to a channel, under this key, when its producer died."""
 
     producer: str
-    key: str
+    key: Key
 
 
-# A packed item, or one that lies where it arrived.
+# A packed item, or a large one where it arrived.
 Payload: TypeAlias = bytes | bytearray | ReceivedMessage
 # A frame of packed items is sent when it has grown to this size.
 _FRAME = 256 << 10
 
 
 class BrokerClient:
-    """One life of a process that uses the channel, and what it is sent."""
+    """A client of the broker: one incarnation of a process that uses the channel."""
 
     __slots__ = (
         "_endpoint",
@@ -61,12 +62,12 @@ class BrokerClient:
         self.cancelled: deque[int] = deque(maxlen=REMEMBERED)
         self.mailbox: BrokerMailbox | None = None
         self._endpoint = endpoint
-        # Nobody waits for a reply to be sent; a lost peer is reported by other means.
+        # No thread waits until a reply is sent; a lost peer is reported by other means.
         self._unwatched: Work[object] = Work(OperationKind.SEND, "client", 1e9)
         self._unwatched.finish(None)
 
     def reply(self, key: bytes, head: bytes | bytearray = b"") -> None:
-        # Not to its successor, which counts its operations anew.
+        # Only to this incarnation: a successor numbers its operations from the start.
         to = self.incarnation
         if not self._endpoint.post(self.stream, wire.REPLIES, key, head, to=to):
             message = Message(bytes(head), tag=wire.REPLIES, key=key, to=to)
@@ -80,10 +81,10 @@ class BrokerClient:
         lend: bool,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Send the items of one operation: packed ones together, large ones as they lie.
+        """Send the items of one operation: packed ones together, large ones without a copy where possible.
 
-        The consumer signs for them at `ack_slot`. `failed` is called, in whichever thread, when a large one could not
-        be sent.
+        The consumer acknowledges them at `ack_slot`. `failed` is called, in any thread, if a large one could not be
+        sent.
         """
         count = len(items)
         if count == 1 and not isinstance(items[0].payload, ReceivedMessage):
@@ -110,7 +111,7 @@ class BrokerClient:
         self._flush(op_id, ack_slot, count, count, run)
 
     def _flush(self, op_id: int, ack_slot: int, end: int, count: int, run: list[bytes | bytearray]) -> None:
-        """Send the packed items that stand just before place `end`."""
+        """Send the packed items of `run`, the last of which is just before place `end`."""
         if run:
             self.reply(wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack(run))
             run.clear()
@@ -129,29 +130,29 @@ class BrokerClient:
         self._endpoint.forward(self.stream, received, work, tag=wire.REPLIES, key=key, lend=lend, to=self.incarnation)
 
 
-# Clients count their op_ids each for itself.
+# An op_id is unique only within its client.
 ClientOpId: TypeAlias = tuple[BrokerClient, int]
 
 
-# The memory gate: holds producers of an unbounded channel back before the machine runs out of memory.
+# The memory gate: blocks the producers of a channel before the machine runs out of memory.
 
 
 MIB = 1 << 20
-# The memory of the machine is looked at whenever the channel has grown or shrunk by this much.
+# The free memory of the machine is checked whenever the channel has grown or shrunk by this much.
 _STEP = 4 * MIB
 _LEAST_RESERVE, _LARGEST_RESERVE = 128 * MIB, 2048 * MIB
 
 
 def default_reserve() -> int:
-    """Return an eighth of the memory that this process is allowed, at most 2 GiB, in bytes."""
+    """Return an eighth of the memory that this process is allowed, from 128 MiB to 2 GiB, in bytes."""
     return min(_LARGEST_RESERVE, max(_LEAST_RESERVE, memory_budget.allowed_bytes() // 8))
 
 
 class MemoryGate:
-    """A gate that is closed while less than a reserve is free, and open again once there is a quarter more.
+    """A gate that closes while less than a reserve of memory is free, and reopens at a quarter more than that.
 
     Attributes:
-        held: bytes that the channel holds in this process's own memory; shared memory is its sender's business.
+        held: bytes that the channel holds in this process's private memory; shared memory counts for its sender.
     """
 
     def __init__(self, free_bytes: Callable[[], int] = memory_budget.free_bytes, reserve: int | None = None) -> None:
@@ -171,6 +172,6 @@ class MemoryGate:
         self._looked_at = self.held
         before = self.closed
         free = self._free_bytes()
-        # A channel that holds nothing cannot make room by waiting.
+        # If the channel holds nothing, waiting frees no memory.
         self.closed = self.held > 0 and free < (self._reserve * 5 // 4 if before else self._reserve)
         return self.closed != before

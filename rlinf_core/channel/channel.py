@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
-from rlinf_core.address import WorkerAddress
+from rlinf_core.address import check_name
 from rlinf_core.channel.arguments import (
     Key,
-    check_channel_name,
     checked_batch_weight,
     checked_bound,
     checked_key,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from rlinf_core.channel.client import ChannelClient
     from rlinf_core.channel.local import LocalBackend
 
-# The queues of a channel: elsewhere, or here.
+# The queues of a channel: in its own process, or in this one.
 ChannelBackend: TypeAlias = "ChannelClient | LocalBackend"
 
 
@@ -40,7 +39,8 @@ class Channel:
     Each `key` has its own queue: items leave in the order of acceptance, and waiting consumers are served first come,
     first served. Puts of one process under one key are accepted in the order of its calls.
 
-    Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
+    Every operation that may wait takes a `timeout` in seconds, by default `RLINF_TIMEOUT` (a first contact may take
+    another second), and raises
 
     * `CommunicationTimeoutError` when it passes, with the channel's state and the waits; the operation is undone,
     * `ChannelClosed` once the channel is closed: a put was not accepted, or nothing is left to get,
@@ -57,50 +57,37 @@ class Channel:
     """
 
     def __init__(self, name: str, backend: ChannelBackend | None = None) -> None:
-        """Wrap a backend; users call `create` or `connect`. Without one it is looked up on first use."""
+        """Wrap a backend; users call `create` or `connect`. Without `backend` it is looked up on first use."""
         self.name = name
         self._found = backend
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, local: bool = False) -> Channel:
-        """Return a new channel. It lives until the job ends, or until it is closed and drained, independently of its
-        creator.
+        """Return a new channel. It lives until the job ends or it is closed and drained, even if its creator ends.
 
         Args:
             name: the name to connect to; not the name of a running group or an earlier channel.
             maxsize: the capacity of each key, beyond which puts wait; 0 means unlimited.
-            node_rank: the node of its process, to which each item is sent.
+            node_rank: the rank of the node where its process runs, to which each item is sent.
             local: whether it is only for threads and tasks of this process; items are then passed by reference, and
-                there is no name to connect to.
+                `connect` cannot find it.
 
         Raises:
             InvalidNameError: the name is invalid or taken.
             ClusterError: there is no such node, or its process does not start.
-            ValueError: `maxsize` is not an integer >= 0, or `node_rank` is not a valid rank.
+            ValueError: `maxsize` is not an integer >= 0, `node_rank` is not a valid rank, or it is given with `local`.
         """
-        check_channel_name(name)
+        check_name(name, "channel")
         maxsize = checked_bound(maxsize)
         if local:
+            if node_rank != 0:
+                raise ValueError("a local channel lives in this process: give `node_rank` or `local`, not both")
             from rlinf_core.channel.local import LocalBackend
 
             return cls(name, LocalBackend(name, maxsize))
         from rlinf_core.channel import launch
 
         return cls(name, launch.create(name, maxsize, node_rank))
-
-    @classmethod
-    def create_here(cls, name: str, maxsize: int, node_rank: int, ip: str) -> Channel:
-        """As `create`, on this process's own node, whose rank and address it knows."""
-        from rlinf_core.channel import launch
-
-        return cls(name, launch.create(name, checked_bound(maxsize), launch.own_node(node_rank, ip)))
-
-    @classmethod
-    def create_beside(cls, name: str, maxsize: int, worker: WorkerAddress) -> Channel:
-        """As `create`, on the node of a worker, waiting while that one may still be launching."""
-        from rlinf_core.channel import launch
-
-        return cls(name, launch.create(name, checked_bound(maxsize), launch.rank_of(worker)))
 
     @classmethod
     def connect(cls, name: str, timeout: float | None = None) -> Channel:
@@ -114,11 +101,11 @@ class Channel:
             InvalidNameError: no channel can have this name.
             UnknownGroupError: the job declared its groups and channels, and this is not one of them.
             PeerNotFoundError: it was not created in time.
-            ChannelError: it is the name of a worker group.
+            ChannelError: a worker group has this name.
         """
         from rlinf_core.channel import launch
 
-        check_channel_name(name)
+        check_name(name, "channel")
         timeout = checked_timeout(timeout)
         backend = launch.clients().client(name)
         try:
@@ -170,8 +157,8 @@ class Channel:
         A full queue blocks the caller. The handle of an asynchronous put finishes when the item is accepted.
 
         Args:
-            item: the object; tensors and arrays in it are not copied by pickle, however nested.
-            weight: its weight in a batch: a finite number from 0.
+            item: the object; pickle does not copy the tensors and arrays in it, at any depth.
+            weight: its weight in a batch: a finite number >= 0.
             key: the queue.
             async_op: whether to return a handle at once.
             timeout: seconds.
@@ -181,10 +168,10 @@ class Channel:
         return work if async_op else work.wait()
 
     def put_nowait(self, item: object, weight: float = 0, key: Key = DEFAULT_KEY) -> None:
-        """As `put`, but never waits for room.
+        """Put an object as `put` does, but never wait for room.
 
         Raises:
-            ChannelFull: there is none.
+            ChannelFull: there is no room.
         """
         weight, key = checked_weight(weight), checked_key(key)
         self._backend.put(item, weight, key, wait=False, timeout=None, detached=False).wait()
@@ -202,7 +189,7 @@ class Channel:
         return GetHandle(work) if async_op else work.wait()
 
     def get_nowait(self, key: Key = DEFAULT_KEY) -> Any:
-        """Return the next item of a key.
+        """Return the next item of a key, without waiting for one.
 
         Raises:
             ChannelEmpty: there is none.
@@ -235,8 +222,8 @@ class Channel:
     ) -> Any:
         """Return the next items of a key until their weights reach or exceed `batch_weight`, as a list.
 
-        No other consumer gets an item in between. Items of weight 0 are included and add nothing. Once the channel is
-        closed, the remaining items are a batch even if they weigh less.
+        The items are consecutive: no other consumer gets one in between. Items of weight 0 are included and add
+        nothing. Once the channel is closed, the remaining items are a batch even if they weigh less.
 
         Raises:
             TypeError: there is an unknown argument, such as RLinf's `target_weight`.
@@ -258,7 +245,7 @@ class Channel:
             yield item
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        """As iterating, without blocking the event loop."""
+        """Return the items of the default key as iterating does, without blocking the event loop."""
         while True:
             try:
                 item = await self.get(async_op=True).async_wait()
@@ -266,42 +253,42 @@ class Channel:
                 return
             yield item
 
-    # Looking
+    # Inspecting
 
     @property
     def maxsize(self) -> int:
-        """The number of items that each key holds; 0 means any number."""
+        """The number of items that each key may hold; 0 means any number."""
         return self._backend.maxsize
 
-    def qsize(self, key: Key = DEFAULT_KEY) -> int:
-        """Return the number of free items of a key."""
-        return self._backend.ask(Query.DEPTH, checked_key(key))
+    def qsize(self, key: Key = DEFAULT_KEY, timeout: float | None = None) -> int:
+        """Return the number of items of a key that are neither taken nor reserved."""
+        return self._backend.ask(Query.DEPTH, checked_key(key), checked_timeout(timeout))
 
-    def empty(self, key: Key = DEFAULT_KEY) -> bool:
+    def empty(self, key: Key = DEFAULT_KEY, timeout: float | None = None) -> bool:
         """Return whether `qsize` is 0."""
-        return self.qsize(key) == 0
+        return self.qsize(key, timeout) == 0
 
-    def full(self, key: Key = DEFAULT_KEY) -> bool:
+    def full(self, key: Key = DEFAULT_KEY, timeout: float | None = None) -> bool:
         """Return whether a put would wait."""
-        return self._backend.ask(Query.FULL, checked_key(key))
+        return self._backend.ask(Query.FULL, checked_key(key), checked_timeout(timeout))
 
-    def peek_all(self, key: Key = DEFAULT_KEY) -> list[Any]:
-        """Return copies of the free items of a key, in order, without removing them."""
-        return self._backend.ask(Query.PEEK, checked_key(key))
+    def peek_all(self, key: Key = DEFAULT_KEY, timeout: float | None = None) -> list[Any]:
+        """Return the items of a key that are neither taken nor reserved, in order; copies, unless it is local."""
+        return self._backend.ask(Query.PEEK, checked_key(key), checked_timeout(timeout))
 
-    def statistics(self) -> dict[Key, KeyStatistics]:
-        """Return statistics by key."""
-        by_key: dict[str, KeyStatistics] = self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
+    def statistics(self, timeout: float | None = None) -> dict[Key, KeyStatistics]:
+        """Return statistics by key; of idle keys, of the 10,000 used last."""
+        by_key: dict[str, KeyStatistics] = self._backend.ask(Query.STATISTICS, DEFAULT_KEY, checked_timeout(timeout))
         return {key_of(text): statistics for text, statistics in by_key.items()}
 
-    def losses(self) -> list[Any]:
-        """Items in flight to the channel when their producer died; the last thousand, as `LostItem`."""
-        return self._backend.ask(Query.LOSSES, DEFAULT_KEY)
+    def losses(self, timeout: float | None = None) -> list[Any]:
+        """Return the last thousand items in transit to the channel when their producer died, as `LostItem`."""
+        return self._backend.ask(Query.LOSSES, DEFAULT_KEY, checked_timeout(timeout))
 
     # The end
 
     def close(self, timeout: float | None = None) -> None:
-        """Accept no more items: remaining ones can still be got, then gets raise `ChannelClosed`. Idempotent."""
+        """Accept no more items; remaining ones can still be got, then gets raise `ChannelClosed`. Idempotent."""
         self._backend.close(checked_timeout(timeout))
 
     @property
@@ -312,7 +299,7 @@ class Channel:
             self._found = launch.clients().client(self.name)
         return self._found
 
-    def __reduce__(self) -> tuple[type[Channel], tuple[str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
         from rlinf_core.channel.local import LocalBackend
 
         if isinstance(self._found, LocalBackend):
@@ -321,7 +308,7 @@ class Channel:
                 f"channel `{self.name}` is local and cannot leave its process",
                 help="create it without `local=True`",
             )
-        return Channel, (self.name,)
+        return type(self), (self.name,)
 
     def __repr__(self) -> str:
         return f"Channel({self.name!r})"

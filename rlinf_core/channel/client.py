@@ -1,4 +1,4 @@
-"""The client of a channel in one process: its requests, the order among them, and how each of them ends."""
+"""The client of a channel in one process: sends requests in order, and settles each of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
-from rlinf_core.channel.handle import PutOperation
+from rlinf_core.channel.handle import operation_class
 from rlinf_core.channel.mailbox import SIZE, ClientMailbox, slot_of
 from rlinf_core.channel.operation import ChannelOperation, Decode, all_items, answer, one_item
 from rlinf_core.channel.pending import AnyOperation, Pending, PutPipeline, QueuedPut
@@ -25,10 +25,13 @@ from rlinf_core.waiting import OperationKind
 
 # Puts of this size or more are announced, so that their loss is reported if the producer dies while sending.
 _ANNOUNCED = 4 << 20
+# The least time limit, in seconds, of the first contact for an operation: a caller who polls would never reach the
+# channel within a shorter one.
+_LEAST_CONTACT = 1.0
 
 
 class ChannelClient:
-    """The client of one channel, in one process; `address` is that of the channel's process.
+    """The client of one channel, in one process; `address` is the address of the channel's process.
 
     Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`.
     """
@@ -47,20 +50,20 @@ class ChannelClient:
 
     @property
     def maxsize(self) -> int:
-        """The number of items that each key holds; 0 means any number."""
+        """The number of items that each key may hold; 0 means any number."""
         self.connect()
         return self._maxsize
 
     def connect(self, timeout: float | None = None) -> None:
-        """Wait until the channel exists, by default `RLINF_CONNECT_TIMEOUT`."""
+        """Wait until the channel exists and register with its broker; by default up to 2 x `RLINF_CONNECT_TIMEOUT`."""
         if self._is_greeted():
             return
         with self._greeting:
             if self._is_greeted():
                 return
-            # Until the channel has the new mailbox, answers come by message.
+            # Until the channel has the new mailbox, replies come as messages.
             self.pending.mailbox = None
-            # By default, as long for the contact and again for the answer.
+            # By default one connect timeout to reach the channel, and another for its reply.
             seconds = 2 * self._endpoint.settings.connect_timeout if timeout is None else timeout
             hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, answer, detached=False)
             try:
@@ -70,6 +73,9 @@ class ChannelClient:
                 if not self._ended(error):
                     raise
             self._greeted = self.stream.connection
+
+    def _reach(self, timeout: float | None) -> None:
+        self.connect(None if timeout is None else max(timeout, _LEAST_CONTACT))
 
     def _greet(self, hello: AnyOperation) -> None:
         message = Message(b"", tag=wire.REQUESTS, key=wire.pack_request(RequestKind.HELLO, hello.op_id))
@@ -93,12 +99,20 @@ class ChannelClient:
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[None]:
-        """Issue a put; with `wait` it waits for room. `detached`: its caller does not wait."""
+        """Issue a put. `wait`: whether it waits for room; `detached`: whether its caller continues meanwhile."""
         encoded = self._endpoint.encode(item)
-        self.connect(timeout)
+        self._reach(timeout)
+        polls = timeout == 0 and not detached
+        wait = wait and not polls
         operation = self._begin(
-            OperationKind.PUT, key, timeout, None, detached=detached, use_slot=wait and not detached
+            OperationKind.PUT,
+            key,
+            self._endpoint.settings.connect_timeout if polls else timeout,
+            None,
+            detached=detached,
+            use_slot=wait and not detached,
         )
+        operation.polls = polls
         if self.pending.closed_notice is not None:
             self._fail(operation, None)
         elif detached:
@@ -119,18 +133,22 @@ class ChannelClient:
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[Any]:
-        """Issue a get of one item, or of a batch of a weight."""
-        self.connect(timeout)
+        """Issue a get of one item, or of a batch of at least `batch_weight`."""
+        self._reach(timeout)
         one = batch_weight is None
         kind, decode = (OperationKind.GET, one_item) if one else (OperationKind.GET_BATCH, all_items)
+        polls = timeout == 0
+        wait = wait and not polls
         use_slot = one and wait and not detached
-        operation = self._begin(kind, key, timeout, decode, detached=detached, use_slot=use_slot)
+        seconds = self._endpoint.settings.connect_timeout if polls else timeout
+        operation = self._begin(kind, key, seconds, decode, detached=detached, use_slot=use_slot)
+        operation.polls = polls
         self._issue(operation, lambda: self._ask(RequestKind.GET, operation, batch_weight or 0.0, wait=wait))
         return operation
 
     def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
         """Return the answer to a question."""
-        self.connect(timeout)
+        self._reach(timeout)
         decode = all_items if question is Query.PEEK else answer
         operation = self._begin(OperationKind.QUERY, key, timeout, decode, detached=False)
         self._ask(RequestKind.QUERY, operation, question)
@@ -140,10 +158,10 @@ class ChannelClient:
             return self._last_answer(question)
 
     def close(self, timeout: float | None = None) -> None:
-        self.connect(timeout)
+        self._reach(timeout)
         operation = self._begin(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, answer, detached=False)
         self._ask(RequestKind.CLOSE, operation)
-        # It was closed before and has ended since.
+        # ChannelClosed: it was closed earlier and has ended since.
         with suppress(ChannelClosed):
             operation.wait()
 
@@ -167,12 +185,12 @@ class ChannelClient:
     def _ended(self, error: BaseException | None) -> bool:
         """Return whether the channel's process ended because the channel is closed and drained."""
         if isinstance(error, WorkerDiedError) and (error.address, error.cause) == (str(self.address), CLOSED):
-            # A client that was not connected then has no statistics of it.
+            # A client that was not connected at the end has not received the statistics.
             self.pending.closed_notice = self.pending.closed_notice or wire.ClosedNotice({}, [])
         return self.pending.closed_notice is not None
 
     def _fail(self, operation: AnyOperation, error: BaseException | None) -> bool:
-        """End an operation that will not be answered; return whether that is because the channel has ended."""
+        """Fail an operation that gets no reply; return whether the cause is that the channel has ended."""
         if not self._ended(error):
             operation.fail(cast("BaseException", error))
             return False
@@ -193,7 +211,7 @@ class ChannelClient:
 
     def _withdraw(self, operation: ChannelOperation[Any]) -> bool:
         if operation.kind is OperationKind.CONNECT:
-            # There is nothing to undo at the channel.
+            # A CONNECT leaves nothing to cancel at the channel.
             self.pending.forget(operation)
             return False
         if self.pending.withdraw(operation):
@@ -215,14 +233,13 @@ class ChannelClient:
         detached: bool,
         use_slot: bool = False,
     ) -> AnyOperation:
-        """Return a new operation, registered for replies. With `use_slot` its caller looks for the answer in a slot."""
+        """Return a new operation, registered for replies. With `use_slot` its caller polls an answer slot."""
         seconds = self._endpoint.settings.timeout if timeout is None else timeout
         op_id = next(self.pending.op_ids)
         mailbox = self.pending.mailbox if use_slot else None
         if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):
             op_id = mailbox.reserve(op_id)
-        make: type[ChannelOperation[Any]] = PutOperation if detached and kind is OperationKind.PUT else ChannelOperation
-        operation: AnyOperation = make(
+        operation: AnyOperation = operation_class(kind, detached=detached)(
             op_id,
             kind,
             self.name,
@@ -239,12 +256,12 @@ class ChannelClient:
         return operation
 
     def _issue(self, operation: AnyOperation, send: Callable[[], None]) -> None:
-        """Send an operation, and look into its answer slot for a moment."""
+        """Send an operation, and poll its answer slot for a moment."""
         try:
             send()
             self.pending.watch(operation)
         except BaseException:
-            # Interrupted: nobody will take its result.
+            # Interrupted: no caller will take its result.
             operation.cancel()
             raise
         finally:
@@ -267,7 +284,7 @@ class ChannelClient:
         wait: bool = True,
         detached: bool = False,
     ) -> None:
-        """Send a request without a body; one with an item goes after the puts that are still being sent."""
+        """Send a request without a body; a request with an item goes after the puts that are still being sent."""
         words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
         if (head and self.stream.busy) or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
             self._send(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight), detached=detached)
@@ -276,7 +293,7 @@ class ChannelClient:
         self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
     ) -> None:
         key = operation.packed_key
-        # Where there are no parts, the pickle stream is the body, since a body marks a large item.
+        # Without parts the pickle stream must be the body, since only a body marks a large item.
         limit = self._endpoint.settings.inline_limit if encoded.parts else 0
         words = wire.pack_request(RequestKind.PUT, operation.op_id, key, wait)
         message = Message.of(encoded, limit, tag=wire.REQUESTS, key=words, weight=weight)
@@ -294,7 +311,7 @@ class ChannelClient:
         try:
             self._endpoint.send(self.stream, message, work)
         except CommunicationTimeoutError as late:
-            # If it was not sent, nothing is. If it was, the channel answers what became of it.
+            # `expire` cancels it at the channel; if the message was sent after all, the channel reports its outcome.
             work.fail(late)
             operation.expire(late)
         except BaseException as error:
@@ -303,7 +320,7 @@ class ChannelClient:
                 raise
 
     def _send_in_background(self, operation: AnyOperation, message: Message) -> None:
-        """Send in the background; a failure is that of the operation."""
+        """Send in the background; a failure fails the operation."""
         work: Work[object] = Work(operation.kind, self.name, operation.seconds, key=operation.key)
         operation.sending = work
 

@@ -3,8 +3,8 @@
 A get whose handle is dropped is cancelled, so that its item goes to another consumer. A put whose handle is dropped
 continues, and its failure is logged.
 
-Destructors run in any thread at any point, also inside code that holds a lock: those here take none, and leave the
-work to the reaper's thread.
+Destructors run in any thread at any point, even while the thread holds a lock: those of this module take no lock, and
+leave the work to the reaper's thread.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _LOOK_EVERY = 0.25
 class GetHandle(Work[T]):
     """The handle of an asynchronous get.
 
-    It delegates to the operation, which the runtime also holds, so that a dropped handle is noticed.
+    It is separate from the operation, to which the runtime also refers, so that a dropped handle is noticed.
     """
 
     __slots__ = ("_bound", "_operation")
 
     def __init__(self, operation: ChannelOperation[T]) -> None:
         self._operation = operation
-        # Whether its result was returned, or goes to a function.
+        # Whether the result was returned, or will be passed to a function.
         self._bound = False
 
     def __getattr__(self, name: str) -> Any:
-        # The base's attributes, which are not set here.
+        # Serves the attributes of `Work`, which this class does not set.
         if name == "_operation":
             raise AttributeError(name)
         return getattr(self._operation, name)
@@ -62,8 +62,9 @@ class GetHandle(Work[T]):
         return value
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
+        chained = self._operation.then(function)
         self._bound = True
-        return self._operation.then(function)
+        return chained
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         self._bound = True
@@ -118,6 +119,11 @@ class PutOperation(ChannelOperation[None]):
             REAPER.dropped.put(self)
 
 
+def operation_class(kind: OperationKind, *, detached: bool) -> type[ChannelOperation[Any]]:
+    """Return the class of an operation: for an asynchronous put, the one whose unread failure the reaper logs."""
+    return PutOperation if detached and kind is OperationKind.PUT else ChannelOperation
+
+
 class Reaper:
     """The thread of a process that ends channel operations without a waiting caller.
 
@@ -125,18 +131,18 @@ class Reaper:
     a waiter at their deadlines. It starts with the first operation that may need it.
 
     Attributes:
-        dropped: work that destructors leave to this thread. They run in any thread at any point, even inside `put`.
+        dropped: the operations that destructors leave to this thread; None wakes it. A destructor may run inside `put`.
     """
 
     def __init__(self) -> None:
         self.dropped: SimpleQueue[ChannelOperation[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
-        # By identity: they are compared by what is in them.
+        # By identity, since dicts are compared by content.
         self._tables: dict[int, dict[int, ChannelOperation[Any]]] = {}
 
     def watch(self, table: dict[int, ChannelOperation[Any]]) -> None:
-        """Expire the pending operations of a table, by their ids, at their deadlines, until it is empty."""
+        """Expire the pending operations of a table, keyed by id, at their deadlines, until the table is empty."""
         if id(table) in self._tables:
             return
         with self._lock:
@@ -157,7 +163,7 @@ class Reaper:
                 for table in list(self._tables.copy().values()):
                     _expire(table)
                     with self._lock:
-                        # Under the lock: an operation that is added after this look is watched again.
+                        # Under the lock: for an operation added after this check, `watch` adds the table again.
                         if not table:
                             del self._tables[id(table)]
 
@@ -190,7 +196,7 @@ class Reaper:
     def _cancel(self, operation: ChannelOperation[Any]) -> None:
         operation.cancel()
         if not operation.settled:
-            # Its result arrives at this very moment.
+            # Its result is arriving: cancel it again then.
             operation.add_done_callback(lambda: self.dropped.put(operation))
         elif operation.discard():
             _log.warning(
@@ -210,6 +216,6 @@ def _expire(operations: dict[int, ChannelOperation[Any]]) -> None:
 
 
 REAPER: Final = Reaper()
-# In a forked child it starts over: the handles of its parent's callers are not its own.
+# A forked child starts afresh: the handles of its parent's callers are not its own.
 os.register_at_fork(after_in_child=REAPER.__init__)
 atexit.register(REAPER.handle_dropped)

@@ -2,16 +2,16 @@
 
 Each key has its own queue. Per key:
 
-* items leave in the order in which they were accepted, and waiting gets are served first come;
-* while a get waits, nothing else is in the queue: every item goes to the get at the head, which for a batch reserves
-  items until their weights reach what it asked for, so two batches never interleave;
-* `maxsize` bounds the items that nobody has reserved; a put beyond it waits, and holds back nothing but itself;
-* while the queues are held back, as for want of memory, a put waits until somebody asks for it.
+* items leave in the order in which they were accepted, and waiting gets are served first come, first served;
+* while a get waits, the queue has no free items: every item goes to the get at the head, which for a batch reserves
+  items until their weights reach the batch weight, so two batches never interleave;
+* `maxsize` bounds the items that are not reserved; a put beyond it waits, and blocks no other key;
+* while the queues are held back, for example for lack of memory, a put waits until a get needs its item.
 
-A delivered item stays known until its consumer says `taken`: if the consumer dies before, the item goes back to its
-place. On a closed channel the last gets therefore wait for deliveries under way before they raise `ChannelClosed`.
+A delivered item is kept until its consumer calls `taken`: if the consumer dies before, the item goes back to its
+place. So on a closed channel the last gets wait for pending deliveries before they raise `ChannelClosed`.
 
-Every operation takes constant time, amortised, whatever the number of keys, waiters and items.
+Every operation takes amortised constant time, whatever the number of keys, waiters and items.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from rlinf_core.channel.queue_state import (
 
 T = TypeVar("T")
 
-# How many keys in which nothing is left keep their statistics apart; those used least recently are added up.
+# The most empty keys whose statistics are kept; those of the least recently used keys are dropped.
 _REMEMBERED_KEYS = 10_000
 
 
 class KeyedQueue(Generic[T]):
     """The queues of one channel, one for each key.
 
-    Every command returns the effects to carry out, in order. `now` is the caller's monotonic clock in seconds; it
-    serves the statistics only. Deadlines are the caller's: it calls `cancel` when one has passed.
-    Weights and bounds are checked where the user gives them.
+    Every command returns the effects to carry out, in order. `now` is the caller's monotonic clock in seconds, used
+    only for statistics. The caller handles deadlines: it calls `cancel` when one has passed. Weights and bounds were
+    checked before.
     """
 
     def __init__(self, maxsize: int = 0) -> None:
@@ -59,16 +59,16 @@ class KeyedQueue(Generic[T]):
         self.closed = False
         self.held_back = False
         self._queues: dict[str, Queue[T]] = {}
-        # The keys in which nothing is left, the longest unused first.
+        # The idle keys, least recently used first.
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._entries: dict[OpId, Entry[T]] = {}
-        # Insertion-ordered sets, so that what a death sets off does not depend on hashes.
+        # Insertion-ordered sets, so that the effects of a death do not depend on hashes.
         self._owned: dict[OwnerId, dict[OpId, None]] = {}
 
     # Commands of producers
 
     def announce(self, op_id: OpId, *, key: str = DEFAULT_KEY, producer: OwnerId = None) -> None:
-        """Announce that a put is under way, so that it is reported should its producer die before it arrives."""
+        """Announce a put that is in transit, so that it is reported as lost if its producer dies before it arrives."""
         self._enter(op_id, producer, Announced(key, producer))
 
     def put(
@@ -83,7 +83,7 @@ class KeyedQueue(Generic[T]):
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Put an item, announced before or not: `Accepted` at once, or later when there is room, or `Refused`."""
+        """Put an item: `Accepted` now or later when there is room, or `Refused`. It may have been announced before."""
         if isinstance(announced := self._entries.get(op_id), Announced):
             self._leave(op_id, announced.producer)
         if self.closed:
@@ -118,8 +118,8 @@ class KeyedQueue(Generic[T]):
     ) -> list[Effect[T]]:
         """Ask for one item, or for items until their weights reach or exceed `need`: `Delivered`, now or later.
 
-        Once the channel is closed, the remaining items are delivered even below that weight. Without `wait` it is
-        `Refused` where it is not delivered now.
+        Once the channel is closed, the remaining items are delivered even below that weight. Without `wait`, a get
+        that cannot be delivered now is `Refused`.
         """
         queue = self._queue(key)
         get: Get[T] = Get(queue, consumer, need, now, [])
@@ -135,7 +135,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def taken(self, op_id: OpId, now: float = 0.0) -> list[Effect[T]]:
-        """Acknowledge the delivery of a get, as soon as the consumer has it: on a closed channel, others wait for that.
+        """Acknowledge the delivery of a get as soon as the consumer has it: on a closed channel other gets wait for it.
 
         An unknown operation is ignored: it was cancelled before.
         """
@@ -154,8 +154,8 @@ class KeyedQueue(Generic[T]):
     def cancel(self, op_id: OpId, now: float = 0.0) -> list[Effect[T]]:
         """End a waiting put or get, or take back a delivery that its consumer will not use.
 
-        Items that were reserved or delivered go back to their place. A put that was accepted stays accepted, and
-        an unknown op_id means nothing: it has ended already.
+        Reserved or delivered items go back to their place. An accepted put stays accepted, and an unknown op_id is
+        ignored: the operation has ended already.
         """
         entry = self._entries.get(op_id)
         if entry is None:
@@ -178,11 +178,11 @@ class KeyedQueue(Generic[T]):
     def remove(self, owner: OwnerId, now: float = 0.0) -> list[Effect[T]]:
         """Remove a dead producer or consumer with its unfinished operations.
 
-        Its puts that were not accepted are `Lost`; items reserved by or on their way to it go back to their place;
+        Its puts that were not accepted are `Lost`; items reserved by it or delivered to it go back to their place;
         its accepted items stay.
         """
         effects: list[Effect[T]] = []
-        # All of its gets leave first, so that what one of them returns is not handed to another one.
+        # Withdraw all of its gets first, so that the items of one are not handed to another.
         touched: dict[str, tuple[Queue[T], list[QueuedItem[T]]]] = {}
         for op_id in list(self._owned.get(owner, ())):
             entry = self._entries[op_id]
@@ -201,7 +201,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def hold_back(self, on: bool, now: float = 0.0) -> list[Effect[T]]:
-        """Block all puts but those that a get waits for, even with room; or unblock them."""
+        """Block all puts except those whose item a get waits for, even if there is room; or unblock them."""
         self.held_back = on
         effects: list[Effect[T]] = []
         if not on:
@@ -211,9 +211,9 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def close(self, now: float = 0.0) -> list[Effect[T]]:
-        """Close the channel: waiting puts are refused, queued items can still be taken.
+        """Close the channel: refuse waiting puts; queued items can still be got.
 
-        Waiting batches get what they have reserved. A second time does nothing.
+        Waiting batches get the items that they have reserved. Idempotent.
         """
         effects: list[Effect[T]] = []
         if self.closed:
@@ -241,11 +241,11 @@ class KeyedQueue(Generic[T]):
 
     @property
     def drained(self) -> bool:
-        """Whether the channel is closed and nothing can come out of it any more."""
+        """Whether the channel is closed and no item is left or can come back."""
         return self.closed and len(self._idle) == len(self._queues)
 
     def waiting(self, op_id: OpId) -> str | None:
-        """Return what the get `op_id` still lacks, in words (empty for a single item); None when it does not wait."""
+        """Return the shortfall of the get `op_id`, as text (empty for a single item); None if it does not wait."""
         entry = self._entries.get(op_id)
         return entry.shortfall() if isinstance(entry, Get) else None
 
@@ -253,7 +253,7 @@ class KeyedQueue(Generic[T]):
         return [op_id for queue in self._queues.values() for op_id in queue.gets]
 
     def statistics(self) -> dict[str, KeyStatistics]:
-        """Return what went through each key that is remembered."""
+        """Return the statistics of each remembered key."""
         return {key: queue.statistics() for key, queue in self._queues.items()}
 
     # Inside
@@ -292,7 +292,7 @@ class KeyedQueue(Generic[T]):
         effects.append(Accepted(op_id))
 
     def _settle(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
-        """Make all possible progress: serve gets, accept puts, refuse what can no longer succeed."""
+        """Make all possible progress: serve gets, accept puts, refuse operations that can no longer succeed."""
         self._serve(queue, now, effects)
         if self.closed:
             while queue.gets:
@@ -354,7 +354,7 @@ class KeyedQueue(Generic[T]):
         if returned:
             back = list(returned)
             if queue.gets:
-                # What the get at the head has reserved may be younger than what comes back: it chooses again.
+                # The get at the head may have reserved later items than those that come back: it must reserve again.
                 head = next(iter(queue.gets.values()))
                 back += head.reserved
                 head.reserved, head.weight = [], 0
@@ -366,7 +366,7 @@ class KeyedQueue(Generic[T]):
         self._settle(queue, now, effects)
 
     def _remember(self, queue: Queue[T]) -> None:
-        """Bound the memory of empty keys."""
+        """Record whether a queue is idle; forget the least recently used idle queue beyond the limit."""
         if not queue.idle:
             self._idle.pop(queue.key, None)
             return

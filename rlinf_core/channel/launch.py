@@ -7,31 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_core.address import WorkerAddress
+from rlinf_core.address import WorkerAddress, check_name
 from rlinf_core.channel import wire
-from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.client import ChannelClient
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.context import Session, current_session
-from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
+from rlinf_core.errors import ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.node import stacks
 from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.supervision.lives import CLOSED, MANAGER
-from rlinf_core.waiting import Deadline, contact_seconds
+from rlinf_core.waiting import contact_seconds
 
 
 class ChannelClients:
     """The clients of all channels of one process.
 
     Args:
-        me: the address of the worker that this process is, or of the driver.
+        me: the address of this process: a worker or the driver.
     """
 
     def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver) -> None:
@@ -68,13 +68,13 @@ class ChannelClients:
 
 _lock = threading.Lock()
 _clients: tuple[ManagerClient, ChannelClients] | None = None
-# Actors that this process, the manager, has started: Ray ends an actor when its last handle is gone.
+# The handles of actors that this process started as the manager: Ray ends an actor when its last handle is gone.
 _started: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node on which a channel can live: its id with Ray, in hex, its address for other nodes, its rank."""
+    """A node on which a channel can live: Ray's id of it in hex, its address for other nodes, and its rank."""
 
     ray_id: str
     ip: str
@@ -82,46 +82,23 @@ class Node:
 
 
 class ChannelResolver(Resolver):
-    """The resolver of channels' processes. Workers are refused, since they would not answer."""
+    """A resolver of the processes of channels."""
 
     def __init__(self, manager: ManagerClient) -> None:
         self._manager = manager
 
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
-        deadline = Deadline.after(max(0.0, timeout))
-        is_known = self._is_known(address.root_group_name, deadline)
-        info = self._manager.lookup(address, deadline.remaining())
-        if not is_known:
-            self._is_known(address.root_group_name, deadline)
-        return info
-
-    def _is_known(self, name: str, deadline: Deadline) -> bool:
-        """Return whether there is a channel of this name by now.
-
-        Raises:
-            ChannelError: there is a group of workers of this name.
-        """
-        try:
-            life = self._manager.group_life(name, deadline.remaining())
-        except UnknownGroupError:
-            return False
-        if not life.channel:
-            raise ChannelError(
-                name,
-                f"`{name}` is a worker group, not a channel",
-                help="connect to the name that the channel was created with",
-            )
-        return True
+        return self._manager.lookup(address, timeout, channel=True)
 
 
 def no_channel(name: str, error: UnknownGroupError | PeerNotFoundError) -> UnknownGroupError | PeerNotFoundError:
-    """Return the error for a name that no channel has, which names the channels that exist."""
+    """Return the error for the name of a missing channel; it names the existing channels."""
     try:
         job = _manager().snapshot()
     except RuntimeFailure:
         return error
     if f"{name}:0" in job.workers:
-        # It exists, and cannot be reached.
+        # The channel exists but cannot be reached.
         return error
     known = tuple(sorted({channel for answer in job.answers.values() for channel in answer.channels}))
     unknown = UnknownGroupError(name, known, where=error.where, kind="channel")
@@ -137,10 +114,10 @@ def no_channel(name: str, error: UnknownGroupError | PeerNotFoundError) -> Unkno
 
 
 def clients() -> ChannelClients:
-    """Return the channels that this process uses.
+    """Return the clients of the channels that this process uses.
 
     Raises:
-        RuntimeFailure: it belongs to no job.
+        RuntimeFailure: this process belongs to no job.
     """
     global _clients
     manager = _manager()
@@ -150,20 +127,22 @@ def clients() -> ChannelClients:
         return _clients[1]
 
 
-def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
-    """Return a new channel on a node, or on that of a rank.
+def create(name: str, maxsize: int, node: Node | WorkerAddress | int) -> ChannelClient:
+    """Return a client of a new channel on a node, on that of a worker (which may still be launching), or on the node of
+    a rank.
 
     Raises:
         InvalidNameError: the name is invalid or taken.
         ClusterError: the node does not exist, or the process does not start.
         ValueError: `node` is not a valid rank.
+        RuntimeFailure: there is no such worker.
     """
-    check_channel_name(name)
+    check_name(name, "channel")
     manager, session = _manager(), current_session()
     if session is None:
         raise _no_job()
     if not isinstance(node, Node):
-        node = _node_of_rank(node)
+        node = _node_of_rank(_rank_of(node) if isinstance(node, WorkerAddress) else node)
     seconds = contact_seconds()
     incarnation = manager.open_group(name, 1, seconds, channel=True)
     try:
@@ -172,7 +151,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
         client = clients().client(name)
         client.connect()
     except BaseException:
-        # Nobody has it: its name becomes free again.
+        # No caller gets the channel: free its name.
         manager.close_group(name, incarnation)
         raise
     return client
@@ -204,11 +183,11 @@ def own_node(rank: int, ip: str) -> Node:
     return Node(ray_api().get_runtime_context().get_node_id(), ip, rank)
 
 
-def rank_of(worker: WorkerAddress) -> int:
+def _rank_of(worker: WorkerAddress) -> int:
     """Return the rank of the node that a worker lives on, waiting while it may still be launching.
 
     Raises:
-        UnknownGroupError: no such group.
+        UnknownGroupError: the worker's group does not exist.
         PeerNotFoundError: the worker was not launched in time, or its group has no such rank.
     """
     manager = _manager()
@@ -223,7 +202,7 @@ def rank_of(worker: WorkerAddress) -> int:
 
 
 def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
-    """Start a channel's process, in the manager's; return a reference to its being ready, in a list."""
+    """Start a channel's process; runs in the manager. Return a list of the reference that resolves when it is ready."""
     actor = ray_api().remote(ChannelProcess).options(**options).remote(*args)
     _started.append(actor)
     return [actor.ready.remote()]
@@ -251,16 +230,16 @@ def _no_job() -> RuntimeFailure:
     return RuntimeFailure("this process belongs to no job", help="make a `Cluster` first")
 
 
-# How often maintenance runs.
+_SPIN_SECONDS = 50e-6
 _MAINTENANCE_SECONDS = 1.0
-# How long the closed notices may take to be sent.
+# The time limit for sending the closed notices.
 _LINGER_SECONDS = 5.0
 
 
 class ChannelProcess:
-    """The process of a channel. Ray creates and ends it, and carries none of its messages.
+    """The process of a channel. Ray creates and ends it, but carries none of its messages.
 
-    It ends with the job, or before when the channel is closed and drained. `ip` is its address for other nodes.
+    It ends with the job, or when the channel is closed and drained. `ip` is its address for other nodes.
     """
 
     def __init__(
@@ -276,7 +255,9 @@ class ChannelProcess:
         self._name = name
         stacks.register()
         me = WorkerAddress(name).get_child_address(0)
-        self._client = ManagerClient(session, manager, me, ip=advertised_on(ip))
+        # It does nothing but pass messages on.
+        settings = replace(Settings.from_environment(), reader_spin=_SPIN_SECONDS)
+        self._client = ManagerClient(session, manager, me, ip=advertised_on(ip), settings=settings)
         self._broker = broker = Broker(name, self._client.endpoint, maxsize)
         self._client.channels = lambda: {name: broker.view()}
         self._client.announce(incarnation, f"node {node_rank} ({ip})", node_rank)
@@ -287,7 +268,7 @@ class ChannelProcess:
         return f"channel {self._name}"
 
     def ready(self) -> None:
-        """Answer once the channel is there."""
+        """Return; the reply tells the caller that the channel is ready."""
 
     def _run_maintenance(self) -> None:
         pause = threading.Event()
@@ -301,5 +282,5 @@ class ChannelProcess:
         self._client.tell_exit_reason(CLOSED)
         self._client.close(linger=_LINGER_SECONDS)
         ray = ray_api()
-        # Killed, as by its owner: an exit by itself would be reported to the user as a failure.
+        # Killed, as if by its owner: Ray would report a voluntary exit to the user as a failure.
         ray.kill(ray.get_runtime_context().current_actor)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 from rlinf_core import env_vars
-from rlinf_core.channel.handle import REAPER, PutOperation
+from rlinf_core.channel.handle import REAPER, operation_class
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.operation import ChannelOperation, Decode
 from rlinf_core.channel.queue_state import Accepted, Delivered, Effect, Refused
@@ -74,8 +74,7 @@ class LocalBackend:
         detached: bool,
     ) -> ChannelOperation[Any]:
         seconds = env_vars.TIMEOUT.get() if timeout is None else timeout
-        make: type[ChannelOperation[Any]] = PutOperation if detached and kind is OperationKind.PUT else ChannelOperation
-        operation: ChannelOperation[Any] = make(
+        operation: ChannelOperation[Any] = operation_class(kind, detached=detached)(
             next(self._op_ids), kind, self.name, key, seconds, decode, self._withdraw, detached=detached
         )
         self._open[operation.op_id] = operation
@@ -88,7 +87,7 @@ class LocalBackend:
         return True
 
     def _run(self, command: Callable[[], Sequence[Effect[object]]]) -> None:
-        """Carry out a command. Requests end outside of the lock, since that may call other code."""
+        """Carry out a command. Operations are settled outside of the lock, since that may call other code."""
         endings: list[Callable[[], object]] = []
         with self._lock:
             todo = list(command())
@@ -101,7 +100,7 @@ class LocalBackend:
                     op_id = cast("int", effect.op_id)
                     operation = self._open[op_id]
                     if not operation.claim():
-                        # Nobody wants it any more: the items go back, and it is refused.
+                        # Its caller has given up: the items go back, and the operation is refused.
                         todo += self._queue.cancel(op_id, time.monotonic())
                         continue
                     del self._open[op_id]

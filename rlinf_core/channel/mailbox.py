@@ -2,16 +2,16 @@
 
 It has two parts:
 
-* Answer slots. A client that waits for one operation reserves a slot and puts its number into the operation's id. The
-  channel writes the answer into the slot, and then the id. The client looks for the id for a moment before it sleeps;
-  before it goes to sleep it requests a wake-up in the slot, and the channel, which looks for such a request after it
-  has written the id, then sends a message as well.
+* Answer slots. A client that waits for one operation reserves a slot and encodes its number in the operation's id. The
+  channel writes the answer into the slot, and then the id. The client polls for the id for a moment. Before it sleeps,
+  it requests a wake-up in the slot; the channel checks for a request after it has written the id, and if there is one
+  sends a message as well.
 * Ack words. A consumer acknowledges a delivery by writing its operation's id into a word, before its caller sees the
   items. The word can be read after the consumer's death: an acknowledged item is not redelivered, any other is.
 
-The id and the wake-up request may miss each other, since a processor may delay a store beyond a later load: so the
-client looks once more a little later, when both have long become visible. No other order of loads and stores is relied
-on than that of x86; elsewhere there are no answer slots, and every answer is a message.
+The id and the wake-up request may miss each other, since a processor may delay a store past a later load. So the
+client checks again a little later, when both are certainly visible. Beyond that, the protocol relies on the memory
+order of x86; on other processors there are no answer slots, and every answer is a message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import struct
 import threading
 
 _BITS = 4
-# How far apart operation ids are, so that each has room for the number of a slot; slot 0 means none.
+# The step between operation ids, which leaves their low bits for the number of a slot; slot 0 means none.
 ID_STEP = 1 << _BITS
 _SLOT = ID_STEP - 1
 _WORDS = 8 * ID_STEP
@@ -33,16 +33,16 @@ _SLOTS_SIZE = 2 * _WORDS + ID_STEP * _ITEM
 # Whether stores become visible in the order in which they are made.
 _ORDERED = platform.machine() in ("x86_64", "AMD64")
 
-# Deliveries to one consumer that may be unacknowledged with their own word.
+# The most unacknowledged deliveries to one consumer that have an ack word.
 ACK_SLOTS = 512
 _ACKS_SIZE = 8 * ACK_SLOTS
-# For a delivery without a word: its consumer acknowledges it by a message.
+# Stands for a delivery without an ack word, which its consumer acknowledges by a message.
 NO_ACK_SLOT = 0xFFFF
 SIZE = _ACKS_SIZE + _SLOTS_SIZE
 
 
 def slot_of(op_id: int) -> int:
-    """Return the number of the slot in an operation's id; 0: none."""
+    """Return the number of the slot in an operation's id; 0 means none."""
     return op_id & _SLOT
 
 
@@ -56,31 +56,31 @@ class ClientMailbox:
     def __init__(self, memory: memoryview, *, ordered: bool = _ORDERED) -> None:
         self._acks, self._ids, self._wakeups, self._items = _areas(memory)
         self._free = list(range(ID_STEP - 1, 0, -1)) if ordered else []
-        # Ids with a slot that the channel may still write, and those that their client may still read.
+        # Ids of operations whose slot the channel may still write, or the client may still read.
         self._writable: set[int] = set()
         self._readable: set[int] = set()
         self._lock = threading.Lock()
         self.small = True
 
     def reserve(self, op_id: int) -> int:
-        """Return `op_id` with the number of a slot that is now its own, or unchanged when none is free.
+        """Return `op_id` with the number of a slot reserved for it, or unchanged if none is free.
 
         The slot is free again once both `channel_done` and `client_done` were called.
         """
         with self._lock:
             if not self._free:
-                return op_id  # a message will answer it
+                return op_id  # the answer will be a message
             op_id |= self._free.pop()
             self._writable.add(op_id)
             self._readable.add(op_id)
             return op_id
 
     def channel_done(self, op_id: int) -> None:
-        """Record that the channel will not write this operation's slot any more; idempotent."""
+        """Record that the channel will no longer write this operation's slot; idempotent."""
         self._release(op_id, self._writable, self._readable)
 
     def client_done(self, op_id: int) -> None:
-        """Record that the client will not read this operation's slot any more; idempotent."""
+        """Record that the client will no longer read this operation's slot; idempotent."""
         self._release(op_id, self._readable, self._writable)
 
     def _release(self, op_id: int, held: set[int], other: set[int]) -> None:
@@ -113,7 +113,7 @@ class BrokerMailbox:
     """The channel's side of one client's mailbox."""
 
     def __init__(self, memory: memoryview, since: int = 0) -> None:
-        """`since`: the operation that shared the memory; slots of earlier ones are in the client's memory before."""
+        """`since`: the operation that shared the memory; slots of earlier operations are in an older mailbox."""
         self._since = since
         self._acks, self._ids, self._wakeups, self._items = _areas(memory)
         self._free_acks = list(range(ACK_SLOTS))
@@ -131,13 +131,13 @@ class BrokerMailbox:
         return self.write_answer(op_id)
 
     def write_answer(self, op_id: int) -> bool:
-        """Answer that the operation is done; return whether a message must wake the client."""
+        """Write that the operation is done; return whether a message must wake the client."""
         slot = op_id & _SLOT
         self._ids[slot] = op_id
         return self._wakeups[slot] == op_id
 
     def reserve_ack(self, op_id: int) -> int:
-        """Return the ack slot for a delivery that begins now, or NO_ACK_SLOT."""
+        """Return an ack slot for a new delivery, or NO_ACK_SLOT if none is free."""
         if not self._free_acks:
             return NO_ACK_SLOT
         ack_slot = self._free_acks.pop()
@@ -150,7 +150,7 @@ class BrokerMailbox:
             return []
         acknowledged: list[int] = []
         pending: list[tuple[int, int]] = []
-        # Each word is read once: it may change at any moment.
+        # Read each word only once: it may change at any moment.
         for ack_slot, op_id in self._pending_acks:
             if self._acks[ack_slot] == op_id:
                 acknowledged.append(op_id)
@@ -170,7 +170,7 @@ class BrokerMailbox:
 
 
 def _areas(memory: memoryview) -> tuple[memoryview, memoryview, memoryview, memoryview]:
-    """Return the ack words, the ids and the wake-up requests of the answer slots, and their items."""
+    """Return four views: the ack words, and the ids, wake-up requests and items of the answer slots."""
     slots = memory[_ACKS_SIZE:SIZE]
     words = slots[: 2 * _WORDS].cast("Q")
     return memory[:_ACKS_SIZE].cast("Q"), words[:ID_STEP], words[ID_STEP:], slots[2 * _WORDS :]

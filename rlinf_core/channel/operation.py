@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.arguments import checked_timeout
+from rlinf_core.channel.arguments import checked_timeout, key_of
 from rlinf_core.channel.mailbox import ClientMailbox
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
@@ -19,19 +19,19 @@ from rlinf_core.waiting import OperationKind
 
 
 class ChannelFull(ChannelError, QueueFull):  # noqa: N818 - named like queue.Full
-    """A non-blocking put found its queue full."""
+    """An error of a non-blocking put whose queue is full."""
 
 
 class ChannelEmpty(ChannelError, QueueEmpty):  # noqa: N818 - named like queue.Empty
-    """A non-blocking get found its queue empty."""
+    """An error of a non-blocking get whose queue is empty."""
 
 
 T = TypeVar("T")
 # A packed item, a received message, or an item of a local channel.
 Piece: TypeAlias = object
-# Makes the result of an operation of its pieces.
+# Makes the result of an operation from its pieces.
 Decode: TypeAlias = Callable[[Sequence[Piece]], Any]
-# Seconds after its deadline that an operation still waits for the channel's answer.
+# The seconds after its deadline for which an operation still waits for the channel's reply.
 _GRACE = 5.0
 
 
@@ -40,9 +40,12 @@ class ChannelOperation(Work[T], Generic[T]):
 
     Attributes:
         op_id: its id, unique in this process.
-        pieces: the received items of its result; `missing` more are to come.
+        pieces: the received items of its result.
+        missing: the number of items of its result still to be received; -1 before the first.
         sending: its background send, if any.
-        mailbox: holds its answer slot, if it has one.
+        mailbox: the mailbox of its answer slot, if it has one.
+        polls: whether its caller set a timeout of 0: then the channel decides at once, and its reply has the time of a
+            first contact.
     """
 
     __slots__ = (
@@ -54,6 +57,7 @@ class ChannelOperation(Work[T], Generic[T]):
         "missing",
         "op_id",
         "pieces",
+        "polls",
         "sending",
     )
 
@@ -71,13 +75,14 @@ class ChannelOperation(Work[T], Generic[T]):
         detached: bool = False,
         mailbox: ClientMailbox | None = None,
     ) -> None:
-        """`withdraw` cancels it at the channel, and returns whether the channel will report its outcome."""
+        """`withdraw` cancels the operation at the channel, and returns whether the channel will report its outcome."""
         super().__init__(kind, channel, seconds, waits, key=key, detached=detached, decode=decode)
         self.op_id = op_id
         self.pieces: list[Piece] = []
         self.missing = -1
         self.sending: Work[object] | None = None
         self.mailbox = mailbox
+        self.polls = False
         self._claimed = False
         self._given_up = False
         self._late: CommunicationTimeoutError | None = None
@@ -87,7 +92,7 @@ class ChannelOperation(Work[T], Generic[T]):
     def packed_key(self) -> bytes:
         return cast("str", self.key).encode()
 
-    # Answers of the channel
+    # Replies of the channel
 
     def claim(self) -> bool:
         """Claim the result before its acknowledgement; return False if it is no longer wanted."""
@@ -99,7 +104,7 @@ class ChannelOperation(Work[T], Generic[T]):
 
     def arrive(self, encoded: object) -> bool:
         self._end_in_slot()
-        # They are all in `encoded`.
+        # `encoded` holds all of them.
         self.pieces = []
         return super().arrive(encoded)
 
@@ -133,11 +138,13 @@ class ChannelOperation(Work[T], Generic[T]):
             self.mailbox.channel_done(self.op_id)
 
     def _refusal(self, reason: Reason, why: str) -> Exception:
-        channel, key = self.target, self.key
+        channel, key = self.target, key_of(cast("str", self.key))
         of_key = f", key `{key}`" if key != wire.DEFAULT_KEY else ""
         if reason is Reason.CLOSED:
             done = "the item was not accepted" if self.kind is OperationKind.PUT else "and nothing is left in it"
             return ChannelClosed(channel, f"channel `{channel}`{of_key} is closed, {done}", key=key)
+        if self.polls and reason in (Reason.FULL, Reason.EMPTY):
+            return CommunicationTimeoutError(self.title, 0, picture=why or f"the queue is {reason}", help=_hint(why))
         if reason is Reason.FULL:
             return ChannelFull(channel, f"channel `{channel}`{of_key} is full", key=key)
         if reason is Reason.EMPTY:
@@ -149,11 +156,11 @@ class ChannelOperation(Work[T], Generic[T]):
     def fail(self, error: BaseException) -> bool:
         if self._was_accepted():
             self.finish(cast("T", None))
-            # Drop what the channel still keeps of it.
+            # The channel forgets a cancelled operation.
             self._withdraw(self)
             return False
         if self._decoding is not None:
-            # An acknowledged item cannot go to another consumer: then the operation has not failed.
+            # An acknowledged item cannot go to another consumer, so the operation must not fail.
             with self._decoding:
                 if self._claimed:
                     self._end_in_slot()
@@ -165,16 +172,16 @@ class ChannelOperation(Work[T], Generic[T]):
             if self.sending is not None:
                 self.sending.fail(error)
             self._drop_pieces()
-            # Only now: the next owner of the box asks after this one was withdrawn.
+            # After the withdrawal: a reply to this operation must not reach the slot's next user.
             self._end_in_slot()
         return failed
 
     def _drop_pieces(self) -> None:
-        """Drop the arrived part of a result that has failed."""
+        """Drop the received items of an operation that has failed."""
         pieces, self.pieces = self.pieces, []
         let_go(pieces)
 
-    # Calls of its owner
+    # Calls by its owner
 
     def wait(self, timeout: float | None = None) -> T:
         if not self._done:
@@ -185,7 +192,7 @@ class ChannelOperation(Work[T], Generic[T]):
                 if not self.wait_until(self.deadline, self.seconds, extended=True):
                     self.expire(self._too_late(self.seconds))
             except BaseException:
-                # Interrupted: its result will not be read.
+                # Interrupted: no caller will read its result.
                 self.cancel()
                 raise
         return self.result()
@@ -202,14 +209,14 @@ class ChannelOperation(Work[T], Generic[T]):
             raise
 
     def cancel(self) -> None:
-        """Cancel it, as no caller waits for it any more."""
+        """Cancel the operation, since no caller waits for it any more."""
         if not self._done:
             self.fail(CancelledOperationError(f"`{self.title}` was interrupted"))
 
     def mark_dropped(self) -> None:
-        """Record that its handle was dropped: what arrives from now on goes to another consumer.
+        """Record that its handle was dropped: an item that arrives from now on goes to another consumer.
 
-        For destructors: takes no lock. `cancel` must follow.
+        Takes no lock, so destructors may call it. `cancel` must follow.
         """
         self._given_up = True
 
@@ -224,10 +231,10 @@ class ChannelOperation(Work[T], Generic[T]):
         return True
 
     def expire(self, late: CommunicationTimeoutError, *, wait: bool = True) -> None:
-        """Expire it at its deadline: cancel it at the channel, and fail with the channel's reason.
+        """Expire the operation at its deadline: cancel it at the channel, and fail with the channel's reason.
 
-        A result that arrives in the meantime counts. With `wait` this waits for the channel's answer; without, the
-        operation ends when the answer arrives, or at once if the channel is unreachable.
+        A result that arrives meanwhile counts. With `wait`, wait for the channel's reply; without, the operation ends
+        when the reply arrives, or at once if the channel is unreachable.
         """
         self._late = late
         if not wait:
@@ -237,7 +244,7 @@ class ChannelOperation(Work[T], Generic[T]):
         if not self._done and self._withdraw(self):
             self.wait_until(time.monotonic() + _GRACE)
         if not self._done and not self.fail(late):
-            # Its result arrives at this very moment.
+            # Its result is arriving.
             self.wait_until(time.monotonic() + _GRACE)
 
 
@@ -257,7 +264,7 @@ def answer(pieces: Sequence[Piece]) -> object:
 
 
 def let_go(pieces: Sequence[Piece]) -> None:
-    """Free copies of unread items; leases are released elsewhere."""
+    """Free private copies of unread items; the channel releases those in shared memory."""
     for piece in pieces:
         if isinstance(piece, ReceivedMessage) and piece.frame.place is None:
             piece.release()

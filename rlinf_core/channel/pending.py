@@ -1,13 +1,12 @@
-"""Unanswered requests of a client to its channel: its operations, and its puts on the way.
+"""Unanswered requests of a client to its channel: its operations, and its pipelines of asynchronous puts.
 
-Puts of one key that are not accepted yet are batched into frames, and bounded by a window. Such a pipeline knows no
-channel: its owner sends what it is given, and says what has been accepted.
+A pipeline batches the puts of one key into frames, and bounds the unaccepted ones by a window. It does not depend on
+the channel: its owner sends its frames, and reports the accepted puts.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections import deque
@@ -26,13 +25,11 @@ from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.failures import PackedError
 from rlinf_core.process import tracing
-from rlinf_core.waiting import OperationKind
+from rlinf_core.waiting import OperationKind, spin
 
 AnyOperation: TypeAlias = ChannelOperation[Any]
-# Long after this many seconds, a store of one processor is visible to all others.
+# Seconds after which a store of one processor is certainly visible to all others.
 _VISIBLE_AFTER = 1e-3
-# A core that was yielded for longer was needed by another process, perhaps the one that we wait for.
-_NEEDED_BY_OTHERS = 15e-6
 
 
 class Pending:
@@ -40,9 +37,9 @@ class Pending:
 
     Attributes:
         mailbox: the memory that is shared with the channel, if any.
-        closed_notice: the last words of the channel, once it has ended.
+        closed_notice: the last message of the channel, once it has ended.
         pipelines: the asynchronous puts that are not accepted yet, by key.
-        op_ids: the ids of further operations.
+        op_ids: an iterator of new operation ids.
     """
 
     def __init__(self, endpoint: Endpoint, stream: PeerStream) -> None:
@@ -50,28 +47,28 @@ class Pending:
         self._stream = stream
         self.op_ids = itertools.count(ID_STEP, ID_STEP)
         self._open: dict[int, AnyOperation] = {}
-        # Operations that were withdrawn and that the channel has not answered yet.
+        # Operations that were withdrawn and that still await the channel's reply.
         self._withdrawn: dict[int, AnyOperation] = {}
         self.mailbox: ClientMailbox | None = None
         self.closed_notice: ClosedNotice | None = None
         self.pipelines: dict[str, PutPipeline] = {}
 
     def add(self, operation: AnyOperation, *, detached: bool) -> None:
-        """Register an operation for replies; a `detached` one expires at its deadline although nobody waits for it."""
+        """Register an operation for replies; the reaper expires a `detached` one, for which no caller waits."""
         self._open[operation.op_id] = operation
         if detached:
             REAPER.watch(self._open)
 
     def watch(self, operation: AnyOperation) -> None:
-        """Look into the operation's answer slot for a moment, then request a message for its answer."""
+        """Poll the operation's answer slot for a moment, then request a wake-up message."""
         slots, op_id = operation.mailbox, operation.op_id
         if slots is None or operation.settled:
             return
         waits = self._endpoint.waits
         waits.check()
-        # With tracing on, it waits as everything does.
+        # With tracing on, do not poll, so that the wait is recorded.
         seconds = self._endpoint.settings.spin if tracing.recorder is None else 0.0
-        if spin(lambda: slots.answered(op_id), time.monotonic() + seconds) or slots.answered(op_id):
+        if spin(lambda: slots.answered(op_id), seconds) or slots.answered(op_id):
             waits.operations.publish_past(operation.kind)
             self._unpack(operation)
             return
@@ -82,11 +79,11 @@ class Pending:
             self._unpack(operation)
 
     def withdraw(self, operation: AnyOperation) -> bool:
-        """Move an operation to the withdrawn ones; return False when it has ended."""
+        """Move an operation to the withdrawn ones; return False if it has ended."""
         op_id = operation.op_id
         if op_id not in self._open:
             return False
-        # First this one: a reply at this very moment must find it in one of the two.
+        # Added before it is removed from `_open`: a concurrent reply must find it in one of the two.
         self._withdrawn[op_id] = operation
         if self._open.pop(op_id, None) is None:
             self._withdrawn.pop(op_id, None)
@@ -109,13 +106,13 @@ class Pending:
     def fail_all(self, error: Exception) -> None:
         for operation in (*self._open.copy().values(), *self._withdrawn.copy().values()):
             if operation.fail(error):
-                # Seen: a put may have been accepted, so its item is not reported as lost.
+                # Marks the failure of a put as read: its item may have been accepted, so it is not logged as lost.
                 operation.exception()
 
     # Replies of the broker, in the reading thread
 
     def reply(self, received: ReceivedMessage) -> None:
-        """Take a reply of the channel."""
+        """Handle a reply of the channel."""
         reply = wire.unpack_reply(received.frame.key)
         say, op_id = reply.say, reply.op_id
         head = received.frame.head
@@ -166,7 +163,7 @@ class Pending:
     def _some(self, reply: ReplyHeader, pieces: list[bytes] | list[ReceivedMessage]) -> None:
         operation = self._open.get(reply.op_id)
         if operation is None:
-            let_go(pieces)  # it was withdrawn
+            let_go(pieces)  # the operation was withdrawn
         elif operation.add(reply.place, reply.total, pieces):
             if self._open.pop(reply.op_id, None) is None:
                 let_go(pieces)
@@ -179,7 +176,7 @@ class Pending:
 
     def _unpack(self, operation: AnyOperation) -> None:
         if operation.mailbox is None or self._open.pop(operation.op_id, None) is None:
-            return  # it was withdrawn, or a message came first
+            return  # the operation was withdrawn, or a message settled it first
         if operation.kind is OperationKind.PUT:
             operation.finish(None)
         else:
@@ -187,9 +184,9 @@ class Pending:
             self._taken(operation, ack_slot, (item,))
 
     def _taken(self, operation: AnyOperation, ack_slot: int, pieces: Sequence[object]) -> None:
-        """Acknowledge the items before their consumer sees them: they cannot be redelivered any more."""
+        """Acknowledge the items, so that they are not redelivered, before their consumer sees them."""
         if not operation.claim():
-            # It was cancelled at this very moment, when it was already removed here.
+            # The operation was cancelled just after it was removed here, so the channel does not know that yet.
             let_go(pieces)
             self._endpoint.post(self._stream, wire.REQUESTS, wire.pack_request(RequestKind.CANCEL, operation.op_id))
             return
@@ -214,31 +211,17 @@ def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -
         operation.arrive((head,))
 
 
-def spin(look: Callable[[], bool], until: float) -> bool:
-    """Return whether `look` is true before `until`, on the monotonic clock; False also when others need the core."""
-    now = time.monotonic()
-    while now < until:
-        if look():
-            return True
-        # The kernel likes to put both sides on one core: only looking would keep the other from answering.
-        os.sched_yield()
-        before, now = now, time.monotonic()
-        if now - before > _NEEDED_BY_OTHERS:
-            break
-    return False
-
-
-# One frame holds at most that many puts, and about that many bytes of them.
+# The most puts in one frame, and about the most bytes.
 _FRAME_PUTS = 256
 _FRAME_BYTES = 64 << 10
-# Puts of one key, and their bytes, that are sent and not accepted.
+# The most puts of one key, and about the most bytes, that are sent and not accepted.
 _WINDOW_PUTS = 1024
 _WINDOW_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
 class QueuedPut:
-    """A put that was issued; its item is packed, or as it is to be sent when it is large."""
+    """A put that was issued; its item is packed if small, else encoded."""
 
     operation: ChannelOperation[Any]
     item: bytes | Encoded
@@ -249,13 +232,13 @@ class QueuedPut:
 class PutPipeline:
     """The puts of one process under one key that are not accepted yet: in order, batched, and bounded by a window.
 
-    The first goes at once; what is put before it is accepted waits here and goes together. So a put that comes alone
-    costs no delay, and a thousand of them cost few frames. What exceeds the window stays with its producer: a channel
-    that is full holds no more of it than that.
+    The first put is sent at once; puts issued before it is accepted wait here and are sent together. So a single put
+    has no delay, and a thousand puts take few frames. Puts beyond the window stay with the producer, which bounds what
+    a full channel holds of them.
 
     Args:
-        send: sends some small puts in one frame, or one large one; it must not block.
-        idle: called when nothing is left.
+        send: sends some small puts in one frame, or one large put; must not block.
+        idle: called when no put is left.
     """
 
     def __init__(self, send: Callable[[Sequence[QueuedPut]], None], idle: Callable[[], None]) -> None:
@@ -268,7 +251,7 @@ class PutPipeline:
         self.closed = False
 
     def add(self, put: QueuedPut) -> bool:
-        """Take a put; False when the pipeline has ended."""
+        """Add a put; return False if the pipeline has ended."""
         with self._lock:
             if self.closed:
                 return False
@@ -278,7 +261,7 @@ class PutPipeline:
             return True
 
     def flush(self) -> None:
-        """Send all buffered items now, before an operation that must follow them."""
+        """Send all waiting puts now, before an operation that must follow them."""
         with self._lock:
             while self._waiting:
                 self._send_some()

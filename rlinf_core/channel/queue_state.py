@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
 DEFAULT_KEY = "default"
+# A sum of at least this share of a batch's weight may fall short of it by rounding alone.
+_NEARLY = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class KeyStatistics:
 
     Attributes:
         puts: items that were accepted.
-        gets: items that were delivered and did not come back.
+        gets: items that were delivered and not returned.
         bytes: bytes of the accepted items.
         depth: items neither taken nor reserved.
         waiting_puts: puts that wait for room now.
@@ -40,12 +43,12 @@ T = TypeVar("T")
 
 # The id of one put or get; the caller chooses it.
 OpId: TypeAlias = Hashable
-# The id of a producer or consumer, by which its operations are found when it dies.
+# The id of a producer or consumer, used to find its operations when it dies.
 OwnerId: TypeAlias = Hashable
 
 
 class Reason(StrEnum):
-    """Why a put or get ends with nothing done."""
+    """The reason why a put or get ends without effect."""
 
     CLOSED = "closed"
     FULL = "full"
@@ -53,7 +56,7 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
 
 
-# These classes are made for every message: freezing them would triple the cost of making one.
+# Instances of these classes are made for every message, and frozen ones would cost three times as much to make.
 
 
 @dataclass(slots=True)
@@ -61,9 +64,9 @@ class QueuedItem(Generic[T]):
     """One accepted item.
 
     Attributes:
-        weight: what it adds to a batch.
-        size: its bytes, for the statistics.
-        sequence: its place among all items of its key, from 0 in the order of acceptance.
+        weight: the weight that it adds to a batch.
+        size: its size in bytes, for the statistics.
+        sequence: its number among all items of its key, from 0 in the order of acceptance.
     """
 
     payload: T
@@ -75,14 +78,14 @@ class QueuedItem(Generic[T]):
 
 @dataclass(slots=True)
 class Accepted:
-    """Effect: the put is in the queue; its item survives its producer."""
+    """The effect that a put is in the queue; its item survives its producer."""
 
     op_id: OpId
 
 
 @dataclass(slots=True)
 class Delivered(Generic[T]):
-    """Effect: these items go to the get; they come back if its consumer dies before it acknowledges them."""
+    """The effect that items go to a get; they come back if its consumer dies before it acknowledges them."""
 
     op_id: OpId
     items: list[QueuedItem[T]]
@@ -90,7 +93,7 @@ class Delivered(Generic[T]):
 
 @dataclass(slots=True)
 class Acknowledged(Generic[T]):
-    """Effect: the consumer has these items; the queue has dropped them."""
+    """The effect that the consumer has the items; the queue has dropped them."""
 
     op_id: OpId
     items: list[QueuedItem[T]]
@@ -98,7 +101,7 @@ class Acknowledged(Generic[T]):
 
 @dataclass(slots=True)
 class Refused(Generic[T]):
-    """Effect: the put or get ends with nothing done; a put's payload is dropped.
+    """The effect that a put or get ends without success; a put's payload is dropped.
 
     Attributes:
         why: details on why a get waited; empty if the reason suffices.
@@ -112,7 +115,7 @@ class Refused(Generic[T]):
 
 @dataclass(slots=True)
 class Lost(Generic[T]):
-    """Effect: the producer died before its put was accepted; the payload is None when it had not arrived."""
+    """The effect that a producer died before its put was accepted; `dropped` is None if the item had not arrived."""
 
     op_id: OpId
     key: str
@@ -128,12 +131,12 @@ class Queue(Generic[T]):
     """The state of one key.
 
     Attributes:
-        items: accepted and not reserved, in order.
-        gets: waiting gets, first come first served; only the first has items reserved.
-        blocked: puts that wait for room, first come; empty while a get waits.
-        delivering: the number of deliveries not yet taken.
-        sequence: the place that the next accepted item gets, and so the number of those before it.
-        delivered: items that were delivered and did not come back.
+        items: the items that are accepted and not reserved, in order.
+        gets: the waiting gets, first come, first served; only the first has items reserved.
+        blocked: the puts that wait for room, first come, first served; empty while a get waits.
+        delivering: the number of deliveries not yet acknowledged.
+        sequence: the sequence number of the next accepted item, which is also the number of items accepted so far.
+        delivered: the number of items that were delivered and not returned.
     """
 
     key: str
@@ -166,7 +169,7 @@ class Queue(Generic[T]):
 
 @dataclass(slots=True)
 class Announced:
-    """A put whose payload is still under way."""
+    """A put whose payload is still in transit."""
 
     key: str
     producer: OwnerId
@@ -194,21 +197,27 @@ class Get(Generic[T]):
 
     @property
     def satisfied(self) -> bool:
-        return bool(self.reserved) if self.need is None else self.weight >= self.need
+        if self.need is None:
+            return bool(self.reserved)
+        if self.weight >= self.need or self.weight < self.need * _NEARLY:
+            return self.weight >= self.need
+        # Ten items of weight 0.1 weigh 1, although their sum with a rounding after each addition is less.
+        return math.fsum(item.weight for item in self.reserved) >= self.need
 
     def shortfall(self) -> str:
-        """Return what a batch that is not full lacks, in words."""
+        """Return how much weight a batch asked for and how much it has reserved, as text; empty for a single item."""
         if self.need is None:
             return ""
         count = len(self.reserved)
-        text = f"a batch of weight {self.need:g} was asked for, {count} items of weight {self.weight:g} were there"
+        there = f"{count} items of weight {self.weight:.15g} were there"
+        text = f"a batch of weight {self.need:.15g} was asked for, {there}"
         idle = sum(1 for item in self.reserved if item.weight == 0)
         return f"{text}, {idle} of them of weight 0, which adds nothing" if idle else text
 
 
 @dataclass(slots=True)
 class Delivery(Generic[T]):
-    """Items on their way to a consumer."""
+    """A delivery to a consumer that has not acknowledged it yet."""
 
     queue: Queue[T]
     consumer: OwnerId

@@ -1,7 +1,7 @@
 """The wire protocol of channels: requests of clients and replies of brokers.
 
-Every message is one frame of the data plane. Its `key` says what it is for; a small item is packed into its `head`,
-a large one is its body, so that it lies in shared memory wherever two processes share some.
+Every message is one frame of the data plane. Its `key` holds the header; a small item is packed into its `head`, a
+large one is its body, which lies in shared memory if the two processes share it.
 
 An op_id identifies one operation of one client for the client's lifetime.
 """
@@ -25,7 +25,7 @@ from rlinf_core.collective.messages.payload import Part
 # The endpoint's services: tags of its messages.
 REQUESTS = 1
 REPLIES = 2
-# Up to this size an item is packed; beyond it, it is a separate message.
+# The size in bytes up to which an item is packed; a larger one is a separate message.
 SMALL = 32 << 10
 REASONS = tuple(Reason)
 _REQUEST = struct.Struct("<BBQ")
@@ -37,22 +37,22 @@ _BARE, _WITH_PARTS = b"\0", b"\1"
 class RequestKind(IntEnum):
     """The kind of a request."""
 
-    HELLO = 1  # body: where items are signed for, on the same host; answered with how many items a key holds
-    PUT = 2  # head: a packed item, or the body is the item; weight: the item's
+    HELLO = 1  # body: the mailbox, on the same host; the reply is WELCOME
+    PUT = 2  # head: a packed item, or the body is the item; weight: the weight of the item
     PUT_MANY = 3  # head: op_ids, weights and packed items
-    ANNOUNCE = 4  # a put of this op_id is under way
-    GET = 5  # weight: what the batch shall weigh, or 0 for one item
-    TAKEN = 6  # the items of this op_id are here, for which there was no place to sign
-    CANCEL = 7  # the operation of this op_id shall end
+    ANNOUNCE = 4  # the put of this op_id is in transit
+    GET = 5  # weight: the weight of the batch, or 0 for one item
+    TAKEN = 6  # acknowledges the items of this op_id, which had no ack slot
+    CANCEL = 7  # cancels the operation of this op_id
     CLOSE = 8
-    QUERY = 9  # weight: which
+    QUERY = 9  # weight: the `Query`
 
 
 class ReplyKind(IntEnum):
     """The kind of a reply."""
 
-    WELCOME = 1  # head: how many items each key holds, pickled
-    ACCEPTED = 2  # head: the op_ids of puts, where there are several
+    WELCOME = 1  # head: the number of items that each key may hold, pickled
+    ACCEPTED = 2  # head: the op_ids of puts if there are several
     ITEM = 3  # head: the one item, packed
     ITEMS = 4  # head: several packed items
     LARGE = 5  # the body is an item
@@ -60,7 +60,7 @@ class ReplyKind(IntEnum):
     ANSWER = 7  # head: a pickled answer
     FAILED = 8  # head: a pickled exception
     ENDED = 9  # head: a pickled `ClosedNotice`
-    MAIL = 10  # the one item is in the op_id's box
+    MAIL = 10  # the one item is in the operation's answer slot
 
 
 class Query(IntEnum):
@@ -68,7 +68,7 @@ class Query(IntEnum):
 
     DEPTH = 1
     FULL = 2
-    PEEK = 3  # answered with the items
+    PEEK = 3  # the reply holds the items
     STATISTICS = 4
     LOSSES = 5
 
@@ -94,11 +94,11 @@ class ReplyHeader(NamedTuple):
     """The header of a reply, in the key of its frame.
 
     Attributes:
-        say: kind of the reply.
-        place: the place of the first item in the frame among those of the operation; for REFUSED the number of the
-            reason.
-        total: the number of items in the operation.
-        ack_slot: where to sign for them, or NO_ACK_SLOT.
+        say: the kind of the reply.
+        place: the index, among the items of the operation, of the first item in the frame; for REFUSED the index of
+            the reason.
+        total: the number of items of the operation.
+        ack_slot: the slot in which to acknowledge them, or NO_ACK_SLOT.
     """
 
     say: int
@@ -126,7 +126,7 @@ def unpack_reply(data: bytes) -> ReplyHeader:
 
 
 def pack(value: object) -> bytes:
-    """Return what a broker and its clients send each other in a head: numbers, packed items, answers, errors."""
+    """Return the head of a message between a broker and a client: pickled numbers, packed items, answers or errors."""
     return pickle.dumps(value, protocol=5)
 
 
@@ -135,23 +135,23 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 
 
 class _PlainData(pickle.Unpickler):
-    """Builds numbers, texts, bytes and containers of these: what a broker opens runs no code of its clients."""
+    """An unpickler of plain data, with which a broker unpickles requests without running code of its clients."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise pickle.UnpicklingError(f"`{module_name}.{global_name}` is no plain data")
 
 
 def unpack_plain(data: bytes | bytearray) -> Any:
-    """Return what `pack` packed, of numbers, texts, bytes and containers of these.
+    """Return the plain data that `pack` packed: numbers, texts, bytes and containers of these.
 
     Raises:
-        pickle.UnpicklingError: there is something else in it.
+        pickle.UnpicklingError: the data holds other objects.
     """
     return _PlainData(io.BytesIO(data)).load()
 
 
 def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
-    """Return an item as its pickle stream, or as one of that stream and copies of its parts."""
+    """Return a packed item: its pickle stream, or a pickle of that stream and copies of the item's parts."""
     if not parts:
         return _BARE + head
     copies: list[bytearray] = []
@@ -167,7 +167,7 @@ def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
 
 
 def unpack_item(data: bytes | bytearray) -> object:
-    """Return the object; its arrays and tensors own their memory."""
+    """Return the object that was packed; its arrays and tensors own their memory."""
     packed = memoryview(data)[1:]
     if data[:1] == _BARE:
         return decode(packed, ())

@@ -1,1 +1,1 @@
-"""Ray as the engine: starting or joining it, facts about its nodes, and placed processes."""
+"""The use of Ray: starting or joining it, facts about its nodes, and the placement of processes."""

@@ -1,4 +1,4 @@
-"""The doors to the claims of this process's job, which last for a use, a cluster, or all clusters of a run."""
+"""The public functions for the device claims of this job, which last for a use, a cluster, or all clusters of a run."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def _of_this_process() -> JobClaims:
     return _claims
 
 
-# The use of what `Cluster.claim` claims, which ends with the cluster.
+# The use of devices claimed by `Cluster.claim`, which ends with the cluster.
 _THE_CLUSTER: Final = object()
 
 
 def claim(cluster: ClaimsOn, placements: Iterable[Placement], use: object = _THE_CLUSTER) -> None:
-    """Claim the accelerators and robots of processes before they start; those that this job has stay.
+    """Claim the accelerators and robots of processes before they start; claims that this job has stay.
 
-    A process without such devices is none of its business. Nor is one that a worker starts: its job has claims already.
-    A rehearsal has none either: its processes use no device, see `pacing`.
+    It claims nothing for processes without such devices, nor in a worker, whose job has claims already, nor in a
+    rehearsal, whose processes use no device (see `pacing`).
 
     Args:
-        placements: where the processes will be.
+        placements: the places of the processes.
         use: the use that `give_back` ends. By default the claims last as long as the cluster.
 
     Raises:
-        DeviceHeldError: another job holds one, and this one does not wait.
+        DeviceHeldError: another job holds a device, and this one does not wait.
         ClusterError: a node does not answer.
     """
     session = current_session()
@@ -65,13 +65,13 @@ def claim(cluster: ClaimsOn, placements: Iterable[Placement], use: object = _THE
 
 
 def give_back(use: object) -> None:
-    """Give back what was claimed for this use alone. Nothing happens where that is nothing."""
+    """Give back the devices that were claimed only for this use, if any."""
     if _claims is not None:
         _claims.end_use(use)
 
 
 class _Here:
-    """This machine, for a process that computes on it without a cluster."""
+    """This machine as a `ClaimsOn`, for a process that computes on it without a cluster."""
 
     own_rank = 0
 
@@ -95,7 +95,7 @@ class _Here:
 
 
 def claim_here() -> None:
-    """Claim this machine's first accelerator until this process ends, which computes on it without a cluster.
+    """Claim this machine's first accelerator for a process that computes without a cluster, until it ends.
 
     Raises:
         DeviceHeldError: another job holds it, and this one does not wait.
@@ -111,7 +111,7 @@ def claim_here() -> None:
 
 
 def claim_names(topology: ClusterTopology, placement: Placement) -> tuple[str, ...]:
-    """Return the names of the claims that a worker keeps copies of."""
+    """Return the names of the claims of which a worker keeps copies."""
     if _claims is None or not _claims.names:
         return ()
     rank = placement.cluster_node_rank
@@ -120,17 +120,17 @@ def claim_names(topology: ClusterTopology, placement: Placement) -> tuple[str, .
 
 
 def describe(*, often: bool = False, **about: object) -> None:
-    """Set what others see of this job: `run`, its folder, and its `step`, of `total`, with seconds `left`."""
+    """Set the description that other jobs see: `run` (its folder), `step`, `total` steps, and seconds `left`."""
     if _claims is not None:
         _claims.tell(often=often, **about)
 
 
 @contextmanager
 def kept(run: str) -> Generator[None, None, None]:
-    """Keep claims on the driver's node over several clusters, one after the other, of the run in this folder.
+    """Keep the claims on the driver's node over the successive clusters of the run in the folder `run`.
 
-    Those on other nodes end with each cluster, unless `leave_for_next` was called: then processes there hold them until
-    the next one has joined.
+    Claims on other nodes end with each cluster, unless `leave_for_next` was called: then processes there hold them
+    until the next cluster has joined.
     """
     claims = _of_this_process()
     claims.tell(run=run)
@@ -143,15 +143,15 @@ def kept(run: str) -> Generator[None, None, None]:
 
 
 def leave_for_next(cluster: ClaimsOn) -> None:
-    """Leave what this job holds on other nodes to processes there: it leaves the cluster, and will be back at once.
+    """Leave the claims on other nodes to processes there, since this job leaves the cluster and returns at once.
 
-    They give it up if it is not back after two minutes and the time that joining may take.
+    These processes release the claims after two minutes and the time limit for joining.
     """
     if _claims is None or not _claims.kept:
         return
     try:
         _claims.leave(cluster)
-    except Exception as error:  # noqa: BLE001 - the failure that ends the attempt must not be lost by this one
+    except Exception as error:  # noqa: BLE001 - it must not hide the failure that ends the attempt
         LOGGER.warning("devices on other nodes are free until the next attempt: %s", error)
 
 

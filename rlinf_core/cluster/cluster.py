@@ -1,4 +1,4 @@
-"""The machines of a job, as one object."""
+"""The cluster: the machines of a job, as one object."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ T = TypeVar("T")
 class Cluster:
     """The nodes that a job runs on.
 
-    `Cluster()` and `Cluster(num_nodes=1)` start an embedded Ray here unless a cluster of `rlinf up` with that
-    many nodes runs there; for more nodes, or where an address is known, they join, and never start a second one. Within
-    a worker it is the worker's own cluster.
+    `Cluster()` and `Cluster(num_nodes=1)` start an embedded Ray on this machine unless a cluster of `rlinf up` with
+    that many nodes runs here. For more nodes, or if an address is known, they only join a cluster. Within a worker it
+    is the worker's own cluster.
 
     Args:
-        num_nodes: the number of nodes that the job needs; by default the configuration's, else all of the cluster.
+        num_nodes: the number of nodes that the job needs; by default that of the configuration, else all nodes.
         cluster_cfg: the `cluster` section (a `ClusterConfig`, or anything with one as `.cluster`); node groups, robots
             and the environment of the nodes come from it.
-        address: the head to join, `HOST:PORT`, or `local` for an embedded Ray in any case; by default
-            `RLINF_ADDRESS`, else the cluster of `rlinf up` that `RLINF_CLUSTER` names or that this machine belongs to.
+        address: the head to join, `HOST:PORT`, or `local` to force an embedded Ray; by default `RLINF_ADDRESS`, else
+            the cluster of `rlinf up` that `RLINF_CLUSTER` names or that this machine belongs to.
 
     Raises:
         ClusterError: no cluster can be joined, or nodes are still missing at `RLINF_CONNECT_TIMEOUT`.
@@ -72,7 +72,8 @@ class Cluster:
             _log.warning("HOME is not set, and user %d has no name: `%s` is used as its home folder", os.getuid(), home)
         self.session = current_session() or Session(f"rlinf-{secrets.token_hex(6)}", secrets.token_bytes(32))
         self._engine = engine.connect(
-            address,
+            # A worker stays in its own cluster.
+            str(address) if address and self.session.member is None else None,
             self.session.job,
             may_start=attach.may_be_embedded(wanted, self.config),
             num_nodes=wanted,
@@ -89,7 +90,7 @@ class Cluster:
         if self.config is not None and self.config.survives_losses:
             check_hardware(self.config, seats, nodes)
             self.session = replace(self.session, nodes=tuple(member.ray_id for member in self._members))
-        # What Ray runs in place of its own Python, by node and command.
+        # By node and command: the command line that Ray runs in place of its own Python.
         self._prepared: dict[tuple[int, ProcessCommand], str] = {}
         self._on_launch: Callable[[str, int, int], None] | None = None
         self._on_wait: Callable[[str, bool, str], None] | None = None
@@ -127,12 +128,12 @@ class Cluster:
         """Set up logs and traces for workers of groups launched from now on.
 
         Args:
-            log_folder: folder on each worker's node for its log, `GROUP/rank_N.log`; None for no logs.
-            log_names: folder names by group name.
-            trace: whether they record spans; `WorkerGroup.take_spans` collects them.
+            log_folder: the folder on each worker's node for its log, `GROUP/rank_N.log`; None for no logs.
+            log_names: the folder names by group name.
+            trace: whether workers record spans; `WorkerGroup.take_spans` collects them.
             on_launch: called with a group's name, its number of workers, and how many of them have been started.
-            on_wait: called with what the job waits for while another one holds devices, whether that is news of the
-                same wait, and what its user can do instead; by default the first is logged.
+            on_wait: called while another job holds devices, with the arguments of `announce_wait`; by default the start
+                of each wait is logged.
 
         Raises:
             ClusterError: the cluster was shut down.
@@ -150,11 +151,11 @@ class Cluster:
     def claim(self, placements: Iterable[Placement]) -> None:
         """Claim the accelerators and robots of processes for this job, all or none, before they start.
 
-        A launch claims those of its own group. A program with several groups claims them all first, so that it never
-        waits for a device while it holds another.
+        A launch claims the devices of its own group. A program with several groups should claim all devices first, so
+        that it never waits for a device while it holds another.
 
         Args:
-            placements: where the processes will be, as `PlacementStrategy.get_placement` returns it.
+            placements: the places of the processes, as `PlacementStrategy.get_placement` returns them.
 
         Raises:
             DeviceHeldError: another job of this user holds one, and `RLINF_CLAIMS` says not to wait.
@@ -164,12 +165,12 @@ class Cluster:
         claiming.claim(self, placements)
 
     def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None:
-        """Say what the job waits for before it launches anything.
+        """Report a wait of the job for devices, before it launches anything.
 
         Args:
-            what: what it waits for.
-            again: whether it is news of the same wait.
-            instead: what its user can do instead.
+            what: a description of the devices and their holders.
+            again: whether it is an update about the same wait.
+            instead: a description of what the user can do instead.
         """
         if self._on_wait is not None:
             self._on_wait(what, again, instead)
@@ -181,10 +182,10 @@ class Cluster:
             self._on_launch(group, workers, started)
 
     def declare_groups(self, *names: str) -> None:
-        """Declare the worker groups that the job will have, besides those that workers launch themselves.
+        """Declare the worker groups that the job will have, without those that workers launch themselves.
 
-        From then on a worker that sends to another group fails at once, instead of waiting for its launch. Declaring
-        again adds names.
+        From then on a worker that sends to an undeclared group fails at once instead of waiting for its launch.
+        Declaring again adds names.
         """
         self.client.declare(names)
 
@@ -194,12 +195,12 @@ class Cluster:
 
     @property
     def driver_rank(self) -> int:
-        """The rank of this process's own node; 0 if it is not one of the job's, such as a spare."""
+        """The rank of this process's node; 0 if that is not a node of the job, for example a spare."""
         return self.own_rank or 0
 
     @property
     def own_rank(self) -> int | None:
-        """The rank of this process's own node; None: it is none of the job's, as a spare."""
+        """The rank of this process's node; None if that is not a node of the job, for example a spare."""
         return self.node_ranks.get(ray_api().get_runtime_context().get_node_id())
 
     def run_on(self, member: NodeMember, function: Any, *args: Any) -> Any:
@@ -225,11 +226,11 @@ class Cluster:
 
     @property
     def changes(self) -> tuple[NodeChange, ...]:
-        """The differences between the nodes that serve and those of the file."""
+        """The differences between the nodes of this cluster and those of the file."""
         return self._seats.changes
 
     def has_returned(self) -> bool:
-        """Return whether a node has joined again that elastic components do without."""
+        """Return whether a lost node, without which elastic components run, has joined again."""
         return bool(self._seats.absent) and has_returned(self._seats.absent)
 
     @property
@@ -239,7 +240,7 @@ class Cluster:
 
     @cached_property
     def node_ranks(self) -> Mapping[str, int]:
-        """The rank of each node by Ray's id of it."""
+        """The rank of each node, by Ray's id of the node."""
         return {member.ray_id: rank for rank, member in enumerate(self._members)}
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
@@ -284,12 +285,12 @@ class Cluster:
     ) -> Any:
         """Start a Ray actor `actor_class(*args)` on a node, in the environment of a group there.
 
-        Does not wait for its construction. It reserves no CPUs in Ray: placement has been decided already.
+        Does not wait for its construction. The actor reserves no CPUs in Ray: placement has been decided already.
 
         Args:
             actor_class: an ordinary class.
             node_rank: the rank of the node.
-            node_group: the label of the group whose `env_configs` hold for it; `cluster` and `node` have none.
+            node_group: the label of the group whose `env_configs` apply; `cluster` and `node` have none.
             name: Ray's name of the actor, within the job.
             max_concurrency: the number of its methods that may run concurrently.
             args: the arguments of its constructor.
@@ -308,7 +309,7 @@ class Cluster:
         if name is not None:
             options |= {"name": name, "namespace": self.session.job}
         if outlives:
-            # Ray wants a name for it.
+            # Ray requires a name for a detached actor.
             name = f"{actor_class.__name__}-{secrets.token_hex(6)}"
             options |= {"name": name, "namespace": self.session.job, "lifetime": "detached"}
         if max_concurrency is not None:
@@ -319,11 +320,11 @@ class Cluster:
         return ray.remote(actor_class).options(**options, **self._environment(executable)).remote(*args)
 
     def _environment(self, executable: str) -> dict[str, Any]:
-        """Return Ray's options for the environment of a process; without a command that of Ray's own Python there.
+        """Return Ray's options for the environment of a process; an empty `executable` means Ray's own Python there.
 
-        Otherwise Ray would inherit the environment of a launching worker.
+        Without the options, the process would inherit the environment of a launching worker.
         """
-        # Ray inserts it unquoted into a shell command.
+        # Ray inserts the value unquoted into a shell command, so it may be a whole command line.
         options: dict[str, Any] = {"runtime_env": {"py_executable": executable}}
         return options if executable or self.session.member is not None else {}
 
@@ -369,9 +370,9 @@ class Cluster:
         return ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
 
     def shutdown(self) -> None:
-        """End the groups that this process launched, and leave the cluster; an embedded one is shut down. Idempotent.
+        """End the groups that this process launched, and leave the cluster; shut down an embedded Ray. Idempotent.
 
-        A worker stays in its cluster for its whole life: in a worker only the groups that it launched end.
+        A worker stays in its cluster: in a worker, only the groups that it launched end.
 
         Raises:
             WorkerGroupError: a call whose result was never read had failed.

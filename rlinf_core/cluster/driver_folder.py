@@ -24,20 +24,20 @@ _OWNER_FILE = "owner"
 _JOB_FILE = "job"
 _OWNER = TypeAdapter(ProcessIdentity)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A TMPDIR that leaves room for Ray's sockets; in the place of a longer one it is /tmp.
+# The longest TMPDIR that leaves room for the paths of Ray's sockets.
 _LONGEST_TMPDIR = 16
 
 
 def new_folder() -> Path:
-    """Return a private folder for this process; remove those of dead owners."""
+    """Return a new private folder for this process; remove those of dead processes."""
     base = base_folder()
     for folder in base.iterdir():
         if is_left_behind(folder):
             reap(str(folder))
     folder = Path(tempfile.mkdtemp(prefix="", dir=base))
-    # The lock ends with the process, and is visible from containers that share the folder. Kept open on purpose.
+    # Left open on purpose: the lock ends with the process, and is visible from containers that share the folder.
     fcntl.flock(os.open(folder, _FOLDER), fcntl.LOCK_EX)
-    # Atomically, and last: another process starting now must not take it for abandoned.
+    # Atomically and last, so that another starting process does not remove the folder as left behind.
     node_facts.write_private(str(folder / _OWNER_FILE), json.dumps(own_identity()._asdict()))
     return folder
 
@@ -45,7 +45,7 @@ def new_folder() -> Path:
 def is_left_behind(folder: Path) -> bool:
     """Return whether the process that made the folder is certainly gone.
 
-    It is if its lock is free, and the process either belonged to this boot or has visibly ended.
+    It is if its lock is free, and the process either belongs to the current boot or has verifiably ended.
     """
     owner = _owner(folder)
     if owner is None:
@@ -66,7 +66,7 @@ def is_left_behind(folder: Path) -> bool:
 
 
 def base_folder() -> Path:
-    """Return the folder that they are in.
+    """Return the folder that holds the private folders of drivers.
 
     Raises:
         ClusterError: it cannot be made, or is not private to this user.
@@ -94,7 +94,7 @@ def is_owned(folder: Path) -> bool:
 
 
 def folders_of(process: ProcessIdentity) -> list[Path]:
-    """Return the private folders of a driver on this machine: one for each Ray that it has started and not removed."""
+    """Return the private folders of a driver on this machine, one for each Ray that it uses."""
     return [folder for folder in base_folder().iterdir() if _owner(folder) == process]
 
 
@@ -107,7 +107,7 @@ def _owner(folder: Path) -> ProcessIdentity | None:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A running job, its secret in hex and its start in seconds since 1970; `pid` is that of its driver."""
+    """The record of a running job: its secret in hex, its start in seconds since 1970, and the `pid` of its driver."""
 
     job: str
     secret: str = field(repr=False)
@@ -135,4 +135,4 @@ def _records() -> Iterator[JobRecord]:
             manager = EndpointInfo(**data.pop("manager"))
             yield JobRecord(manager=manager, **data)
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # a driver that has not launched anything yet, or of another version
+            continue  # its driver has not launched anything yet, or runs another version

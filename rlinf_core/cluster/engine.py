@@ -1,7 +1,7 @@
-"""Starting the embedded Ray of one machine, or joining one that runs.
+"""Starting an embedded Ray on this machine, or joining a running Ray.
 
-An embedded Ray is private: its own folder, its own token, loopback only. Its guardian (`node/proc.py`) ends
-and removes what outlives the driver; if the guardian is killed too, the next start cleans up.
+An embedded Ray is private: its own folder, its own token, loopback only. Its guardian (`process/proc.py`) ends the
+processes that outlive the driver, and removes the folder; if the guardian is killed, too, the next start cleans up.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class RayEngine:
     """The Ray that this process is connected to.
 
     Attributes:
-        address: the address of its GCS, as in `10.0.0.1:6379`.
-        embedded: whether this process started it, and thus ends it.
+        address: the address of its GCS, for example `10.0.0.1:6379`.
+        embedded: whether this process started it, and so ends it.
         folder: this process's private folder, or None if Ray was joined by other means.
+        guardian: the process that ends an embedded Ray if this process does not.
     """
 
     address: str
@@ -59,21 +60,20 @@ class RayEngine:
 
 _engine: RayEngine | None = None
 _ends: list[Callable[[], Sequence[WorkerGroupError]]] = []
-# The token of embedded clusters; Ray reads it once, at first use.
+# The token that this process's Ray uses: Ray reads it once, at first use.
 _own_token: str | None = None
-# Processes of Ray without which a job cannot continue.
+# The processes of Ray without which a job cannot continue.
 _NEEDED = ("gcs_server", "raylet")
 # Whether this process was forked from one in a cluster.
 _forked = False
 
 
 def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: int | None = None) -> RayEngine:
-    """Join the Ray at `address`, or the one this process is connected to, or start one if there is none.
-
-    See `attach.destination`.
+    """Return the Ray that this process is connected to, else join or start the one that `attach.destination` selects.
 
     Raises:
-        ClusterError: no cluster is known and none may be started, several are, or the one at `address` does not answer.
+        ClusterError: no cluster is known and none may be started, several are known, the cluster does not answer, this
+            process cannot join one, or it is already in another than the one at `address`.
     """
     global _engine
     if _forked:
@@ -89,11 +89,16 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
             help="redirect it instead, as with `2>/dev/null`",
         )
     ray_process.keep_plain()
-    # Not imported yet: authentication of an embedded Ray is configured first.
+    # Do not import Ray yet: the authentication of an embedded Ray must be configured first.
     ray = ray_api() if joins_at_first_use() else sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         if _engine is None:
             _engine = RayEngine(str(ray.get_runtime_context().gcs_address), embedded=False)
+        if address and not _is_at(_engine, address):
+            raise ClusterError(
+                f"this process is already in the cluster at {_engine.address}, not in `{address}`",
+                help="leave it first by `cluster.shutdown()`, or name no address",
+            )
         return _engine
     cluster = attach.destination(address, num_nodes, may_start=may_start)
     if cluster is None:
@@ -103,6 +108,10 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
         _authenticate(cluster_found)
         _engine = _join(other, namespace, on_loopback=ray_process.check(other) == LOOPBACK)
     return _engine
+
+
+def _is_at(engine: RayEngine, address: str) -> bool:
+    return engine.embedded if address == attach.LOCAL else attach.is_same_head(engine.address, address)
 
 
 def current() -> RayEngine | None:
@@ -120,7 +129,7 @@ def on_disconnect(end: Callable[[], Sequence[WorkerGroupError]]) -> None:
 
 
 def end_all() -> list[WorkerGroupError]:
-    """Call what `on_disconnect` registered, and return the job's failures that were never reported."""
+    """Call the functions registered by `on_disconnect`; return the job's failures that were never reported."""
     return [error for end in reversed(_ends) for error in end()]
 
 
@@ -149,9 +158,9 @@ def disconnect() -> list[WorkerGroupError]:
 
 
 def fallen() -> WorkerDiedError | None:
-    """Return the death of a process of this driver's own Ray on which all workers depend; None while all live.
+    """Return the death of a process of this driver's embedded Ray on which all workers depend; None while all live.
 
-    Ray itself continues for a minute without its `gcs_server`, and then ends the driver.
+    Without its `gcs_server`, Ray itself continues for a minute, and then ends the driver.
     """
     if _engine is None or not _engine.embedded:
         return None
@@ -185,7 +194,7 @@ def _disconnect_at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """Leave the parent's cluster in a forked child, silently."""
+    """Leave the parent's cluster in a forked child, without notifying it."""
     global _engine, _forked
     engine, _engine = _engine, None
     if engine is None:
@@ -206,7 +215,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _join(address: str, namespace: str, *, on_loopback: bool = False) -> RayEngine:
     ray = ray_api()
     try:
-        # Ray replaces the loopback address of a head by another of this machine, where an embedded one does not listen.
+        # Ray would replace the loopback address of a head by another one of this machine, where it does not listen.
         with ray_process.own_signals(), loopback_only() if on_loopback else nullcontext():
             ray.init(address=address, namespace=namespace, **_options())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
@@ -225,7 +234,7 @@ def _authenticate(cluster: attach.Known | None) -> None:
     global _own_token
     attach.prepare(cluster)
     if cluster is not None and cluster.token_path:
-        # Ray caches it: an embedded Ray that this process starts later uses the same.
+        # Ray caches the token: an embedded Ray that this process starts later must use the same.
         _own_token = Path(cluster.token_path).read_text(encoding="ascii").strip()
 
 
@@ -250,7 +259,7 @@ def _start(namespace: str) -> RayEngine:
                 **_options(),
             )
     except Exception as error:
-        # Ray has no exception type for it; its message names the process that did not start.
+        # Ray has no exception type for this; the message names the process that did not start.
         raise RayStartError(
             "Ray does not start on this machine",
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
@@ -262,15 +271,15 @@ def _start(namespace: str) -> RayEngine:
 
 
 def _set_up_authentication(folder: Path) -> None:
-    """Give an embedded Ray its own token, unless the environment disables authentication or Ray has been imported
-    already: it reads the mode once, at import."""
+    """Give an embedded Ray its own token, unless the environment disables authentication or Ray was imported before:
+    Ray reads the mode once, on import."""
     global _own_token
     if _own_token is None:
         if "ray" in sys.modules or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
             attach.prepare(None)
             return
         _own_token = secrets.token_hex(32)
-    # A second cluster of this process has another folder, but the token that Ray cached from the first.
+    # A second Ray of this process has another folder, but the token that Ray cached for the first.
     os.environ.update(node_facts.ray_environment(str(folder), str(folder), _own_token))
 
 

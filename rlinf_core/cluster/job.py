@@ -1,4 +1,4 @@
-"""The job that this process belongs to: its manager, started or joined, and this process's connection to it."""
+"""The job of this driver: the start of its manager, and this process's connection to the manager."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rlinf_core.supervision.lives import DRIVER, MANAGER
 from rlinf_core.supervision.manager import ManagerProcess
 from rlinf_core.waiting import contact_seconds
 
-# The driver's handle: Ray ends an actor when the last handle of its owner is gone.
+# The driver's handle of the manager: Ray ends an actor when its owner's last handle is gone.
 _manager: Any = None
 _connecting = threading.Lock()
 
 
 def start_manager(session: Session, ip: str, scheduling: Any) -> None:
-    """Start the job's manager without waiting for it, once, at the place of Ray's strategy `scheduling`.
+    """Start the job's manager, if not started yet, without waiting for it, as Ray's strategy `scheduling` places it.
 
-    Other nodes reach the one that it runs on at `ip`.
+    `ip` is the address at which other nodes reach its node.
     """
     global _manager
     if _manager is not None or current_client() is not None:
@@ -77,8 +77,8 @@ def _connect(session: Session, ip: str, node: str, node_rank: int) -> ManagerCli
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the cause from Ray's error about a failed actor: the constructor's exception is last, after a traceback,
-    with continuation lines indented."""
+    """Return the cause in Ray's error about a failed actor: the last line that is not indented, which holds the
+    constructor's exception."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
     return lines[-1] if lines else type(error).__name__
 

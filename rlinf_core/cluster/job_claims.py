@@ -1,11 +1,11 @@
 """The claims of one job on accelerators and robots, taken on all nodes or none before anything starts there.
 
-All nodes are looked at first, and nothing is taken unless all looks free: a job that waits holds nothing. Then nodes
-take in the order of their ranks, each all of its devices or none, and a job that comes too late somewhere gives back
-what it took. So no job holds one device while it waits for another, and of jobs that start at once one always gets
-through. On its own node the driver itself is the holder; on others it is an actor that ends with the job, and between
-two attempts of a run one that waits for the next. Workers keep
-copies of the claims of their devices, so that these end with the last process of the job there, however it ends.
+First all nodes are checked, and nothing is taken unless all devices look free: a job that waits holds nothing. Then
+devices are taken node by node in the order of ranks, all of a node or none; a job that comes too late on a node gives
+back all that it took. So no job holds one device while it waits for another, and of jobs that start at the same time
+one always succeeds. On its own node the driver is the holder; on other nodes it is an actor that ends with the job, and
+between two attempts of a run an actor that waits for the next. Workers keep copies of the claims of their devices, so
+that a claim ends with the last process of the job there, in whatever way that ends.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
 from rlinf_core.node.holder_words import held_words, job_words, waits_for
 
 LOGGER = logging.getLogger("rlinf")
-# Between two attempts; a little less or more each time, so that two jobs do not try in step.
+# The longest pause between two attempts, which is randomized so that two jobs do not try in step.
 _PAUSE_SECONDS: Final = 1.0
-# A job that has just ended keeps its devices until its last process is gone.
+# Seconds before a wait is reported: a job that has just ended keeps its devices until its last process is gone.
 _SILENT_SECONDS: Final = 10.0
-# Between two words on a wait, unless the holder changes.
+# Seconds between two messages about a wait, unless the holder changes.
 _WORD_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 180.0
-# For which claims outlast an attempt, besides the time to join; and in which they are left to their keepers.
+# Seconds for which claims outlast an attempt, besides the time to join; and within which they are left to keepers.
 _RETURN_SECONDS: Final = 120.0
 _LEAVE_SECONDS: Final = 60.0
-# `RLINF_CLAIMS=group:NAME`.
+# The prefix of the value `group:NAME` of `RLINF_CLAIMS`.
 _GROUP: Final = "group:"
 
 
@@ -48,28 +48,28 @@ class JobClaims:
 
     def __init__(self) -> None:
         self._own = DeviceHolder()
-        # By rank of the node.
+        # The holders on other nodes, by rank.
         self._actors: dict[int, Any] = {}
         # The name of each claim, by rank and device.
         self.names: dict[tuple[int, str], str] = {}
         self._words: dict[tuple[int, str], str] = {}
-        # Those who use each claim: tokens of launches. A claim that nobody used is given back with the cluster.
+        # The claims of each use, such as a launch. A claim without a use is given back with the cluster.
         self._uses: dict[object, set[tuple[int, str]]] = {}
         self._about: dict[str, Any] = {}
         self._described = 0.0
-        # The rank of the driver's node in this cluster; None: the job has no process there.
+        # The rank of the driver's node in this cluster; None if the job has no process there.
         self._own_rank: int | None = None
         self._entered = False
-        # Whether they last longer than the cluster, and whether they are those of an earlier one.
+        # Whether claims last longer than the cluster, and whether the current ones are from an earlier cluster.
         self.kept, self._from_before = False, False
-        # Whether the run has had its devices: it is to go on with them then, and waits in any case.
+        # Whether the run has had its devices: then it must get them again, and waits even with `no-wait`.
         self.had = False
-        # What the attempt before has left on other nodes, by their address.
+        # The claims that the previous attempt has left on other nodes, by the node's address.
         self._left: dict[str, LeftClaims] = {}
         self._left_words: dict[str, str] = {}
 
     def enter(self, cluster: ClaimsOn) -> None:
-        """Name what was kept by the node's rank in this cluster; give it back where the job has left the node."""
+        """Assign kept claims to the node's rank in this cluster; give them back if the node is not part of the job."""
         if self._entered:
             return
         self._entered, rank = True, cluster.own_rank
@@ -83,9 +83,9 @@ class JobClaims:
         self._adopt(cluster)
 
     def leave(self, cluster: ClaimsOn) -> None:
-        """Leave what is held on other nodes to processes there, which hold it until the next attempt has joined.
+        """Leave the claims on other nodes to processes there, which hold them until the next attempt has joined.
 
-        A node that does not answer keeps nothing.
+        The claims on a node that does not answer are lost.
         """
         ray = ray_api()
         seconds = _RETURN_SECONDS + env_vars.CONNECT_TIMEOUT.get()
@@ -109,7 +109,7 @@ class JobClaims:
         self._left_words = {device: words for (_, device), words in self._words.items()}
 
     def _adopt(self, cluster: ClaimsOn) -> None:
-        """Take over what the attempt before has left on the nodes of this cluster."""
+        """Take over the claims that the previous attempt has left on the nodes of this cluster."""
         left, self._left = self._left, {}
         pending: dict[int, tuple[LeftClaims, Any]] = {}
         for node in cluster.topology.nodes:
@@ -117,12 +117,12 @@ class JobClaims:
             if there is None or node.rank == self._own_rank:
                 continue
             with suppress(RLinfError, ray_api().exceptions.RayError):
-                # All at once: each starts a process.
+                # Start all holders before waiting for any: each is a new process.
                 self._hold_on(cluster, node.rank)
                 answer = self._actors[node.rank].adopt.remote(there.names, there.pid, labels_of(node))
                 pending[node.rank] = there, answer
         for rank, (there, answer) in pending.items():
-            # A node that does not answer has nothing left for this attempt.
+            # The claims on a node that does not answer are lost.
             with suppress(ClusterError):
                 for device in self._answer(rank, answer):
                     self.names[rank, device] = there.names[device]
@@ -130,15 +130,15 @@ class JobClaims:
                     self._from_before = True
 
     def _hold_on(self, cluster: ClaimsOn, rank: int) -> None:
-        """Start the holder on another node."""
+        """Start the holder of claims on another node."""
         self._actors[rank] = cluster.allocate(NodeHolder, node_rank=rank)
         self._actors[rank].tell.remote(self._about)
 
     def take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices]) -> None:
-        """Take devices of nodes, all or none; wait while others have them, as `RLINF_CLAIMS` says.
+        """Take devices of nodes, all or none; wait while other jobs hold them, if `RLINF_CLAIMS` allows it.
 
         Raises:
-            DeviceHeldError: another job has one, and this one does not wait, or holds others meanwhile.
+            DeviceHeldError: another job holds one, and this one does not wait, or must not because it holds others.
             ClusterError: a node does not answer.
         """
         if not self.names:
@@ -157,7 +157,7 @@ class JobClaims:
         while (refused := self._try(cluster, wanted, mode)) is not None:
             rank, others = refused
             now = time.monotonic()
-            # One that waits itself takes nothing for long, and processes of an attempt before are about to end.
+            # A holder that waits itself will release soon, and processes of the previous attempt are about to end.
             standing = [one for one in others if one.about and not waits_for(one) and not self._is_own(one)]
             if standing or now - began > _SILENT_SECONDS:
                 words = held_words(rank, wanted[rank], standing or others)
@@ -175,7 +175,7 @@ class JobClaims:
             time.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.0))
 
     def _instead(self, devices: Devices) -> str:
-        """Return what the user of a job that waits can do instead; nothing where it would wait anyway."""
+        """Return a text on what the user of a waiting job can do instead; empty if it must wait anyway."""
         if self.kept and self.had:
             return ""
         variable = env_vars.CLAIMS.name
@@ -188,7 +188,7 @@ class JobClaims:
         return all(about.get(key) == self._about[key] for key in ("pid", "host", "run") if key in self._about)
 
     def _with_the_kept(self, wanted: Mapping[int, Devices]) -> Mapping[int, Devices]:
-        """Give back what was kept since the cluster before, and return all that is wanted: who waits holds nothing."""
+        """Give back the claims kept from the previous cluster, since a waiting job holds none; add them to `wanted`."""
         merged = {rank: dict(devices) for rank, devices in wanted.items()}
         for rank, device in self.names:
             merged.setdefault(rank, {})[device] = self._words[rank, device]
@@ -199,10 +199,10 @@ class JobClaims:
     def _try(
         self, cluster: ClaimsOn, wanted: Mapping[int, Devices], mode: str
     ) -> tuple[int, Sequence[HolderInfo]] | None:
-        """Try once; return the first node that refused, and who holds its devices, or None once all are taken."""
+        """Try once; return the first node that refused and the holders of its devices, or None if all were taken."""
         for rank in sorted(wanted):
             if rank != self._own_rank and rank not in self._actors:
-                # All at once: each starts a process.
+                # Start all holders before waiting for any: each is a new process.
                 self._hold_on(cluster, rank)
         group = mode.removeprefix(_GROUP) if mode.startswith(_GROUP) else ""
         if mode != "share":
@@ -231,7 +231,7 @@ class JobClaims:
         return None
 
     def _look(self, wanted: Mapping[int, Devices], group: str) -> dict[int, Sequence[HolderInfo]]:
-        """Return who else holds devices of each node, which are asked together."""
+        """Return the other holders of devices of each node; all nodes are asked at the same time."""
         pending = {
             rank: self._actors[rank].look.remote(sorted(devices), group=group)
             for rank, devices in sorted(wanted.items())
@@ -264,7 +264,7 @@ class JobClaims:
             ) from None
 
     def _answer(self, rank: int, reference: Any) -> Any:
-        """Return the answer of the holder on a node; one that does not answer is started anew the next time."""
+        """Return the answer of the holder on a node; if it does not answer, the next attempt starts a new one."""
         ray = ray_api()
         try:
             return ray.get(reference, timeout=_ANSWER_SECONDS)
@@ -283,18 +283,18 @@ class JobClaims:
             self._actors[rank].drop.remote(devices)
 
     def use(self, use: object, keys: Iterable[tuple[int, str]]) -> None:
-        """Note for what claims are used: they last until all of their uses have ended."""
+        """Record a use of claims: a claim lasts until all of its uses have ended."""
         self._uses.setdefault(use, set()).update(keys)
 
     def end_use(self, use: object) -> None:
-        """Give back what was claimed for this use alone."""
+        """End a use, and give back the claims that have no other use."""
         ended = self._uses.pop(use, set[tuple[int, str]]())
         for rank, device in ended.difference(*self._uses.values()):
             if self.names.pop((rank, device), None) is not None:
                 self._drop_on(rank, [device])
 
     def tell(self, *, often: bool = False, **changes: object) -> None:
-        """Change what askers are told; on other nodes, where it changes `often`, only now and then."""
+        """Change the reply to questions; with `often`, update holders on other nodes at most every 2 s."""
         if not self._about:
             self._about = {"pid": os.getpid(), "host": socket.gethostname(), "command": _command()}
         self._about |= changes
@@ -307,12 +307,12 @@ class JobClaims:
                     actor.tell.remote(self._about)
 
     def renew(self) -> None:
-        """Take what was kept from the cluster before into this one."""
+        """Count the claims kept from the previous cluster as claims of this one."""
         self._from_before = False
 
     def release(self) -> None:
-        """Give everything back; what is kept stays on the driver's node, where the next cluster has it."""
-        # The actors end with the job.
+        """Give all claims back, except kept ones on the driver's node, which stay for the next cluster."""
+        # Claims on other nodes end with their actors, which end with the job.
         self.names = {key: name for key, name in self.names.items() if self.kept and key[0] == self._own_rank}
         self._actors, self._from_before, self._entered = {}, bool(self.names), False
         self._uses.clear()
@@ -321,12 +321,12 @@ class JobClaims:
 
 
 def _may_share(devices: Devices) -> bool:
-    """Return whether devices can be used by two jobs: a robot's driver does not share."""
+    """Return whether two jobs can use these devices at once: accelerators, not robots."""
     return all(name.startswith("accelerator ") for name in devices.values())
 
 
 def _command() -> str:
-    """Return what this process runs, in two words: further arguments may hold secrets."""
+    """Return the first two words of this process's command: further arguments may hold secrets."""
     program, *arguments = sys.argv or [""]
     name = os.path.basename(program)
     return f"rlinf {arguments[0]}" if arguments and name in ("rlinf", "__main__.py") else name or "python"

@@ -1,8 +1,9 @@
-"""The nodes that a driver joins: it waits for them, has spares serve as lost ones, and probes each."""
+"""The nodes of a job: the wait for them, the replacement of lost nodes by spares, and the probe of each."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
-from rlinf_core.errors import ClusterError
+from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.node import node_env
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.placement.environment import PATH_LISTS
@@ -42,16 +43,16 @@ RunOn: TypeAlias = Callable[[NodeMember, Any], Any]
 _POLL_SECONDS: Final = 0.25
 _LIST_SECONDS: Final = 5
 _CONNECT_SECONDS: Final = 2.0
-# An overloaded node starts processes slowly. Ray reports a lost node within about a minute.
+# The time limit for an answer: an overloaded node starts processes slowly, and Ray reports a lost one within a minute.
 _ANSWER_SECONDS: Final = 180.0
 
 
 def join(engine: RayEngine, session: Session, config: ClusterConfig | None, wanted: int | None, run_on: RunOn) -> Seats:
-    """Return the nodes by rank, probed; spares serve as nodes that were lost, or do not come within the time limit.
+    """Return the nodes by rank, probed; spares replace nodes that are lost or do not join within the time limit.
 
     Args:
-        config: the nodes of the file, if there is one.
-        wanted: the number of nodes, with spares; None: whatever is there.
+        config: the cluster section of the file, if there is one.
+        wanted: the number of nodes, with spares; None for all that have joined.
 
     Raises:
         ClusterError: nodes are missing at `RLINF_CONNECT_TIMEOUT`, there are too many, or one does not answer.
@@ -61,7 +62,7 @@ def join(engine: RayEngine, session: Session, config: ClusterConfig | None, want
     deadline = time.monotonic() + contact_seconds()
     while True:
         seats = _wait(engine, session, config, wanted, deadline)
-        # This process's own node directly, the others with a task, as the environment of their Ray counts.
+        # Probe this process's node directly, others in a task, since the environment of their Ray counts.
         here = driver_id if engine.embedded or session.member is not None else None
         try:
             probed = tuple(_probed(seats.members, here, run_on))
@@ -70,7 +71,7 @@ def join(engine: RayEngine, session: Session, config: ClusterConfig | None, want
             lost = any(member.ray_id not in alive for member in seats.members if member is not ABSENT)
             if config is None or not config.survives_losses or not lost:
                 raise
-            # Ray has given a node up since: a spare may serve, or the job does without.
+            # Ray has given up a node meanwhile: a spare may replace it, or the job may run without it.
             deadline = max(deadline, time.monotonic() + _POLL_SECONDS)
             continue
         if seats.ranked:
@@ -92,6 +93,10 @@ def answer(reference: Any, member: NodeMember, asked_at: float) -> Any:
     except (ray.exceptions.RayError, TimeoutError) as error:
         errors = ray.exceptions
         cause = getattr(error, "cause", None) or error
+        if isinstance(cause, RLinfError):
+            raise ClusterError(
+                cause.message, where=f"the node at {member.ip}", why=cause.why, help=cause.help
+            ) from None
         why = (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
         if isinstance(error, (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.WorkerCrashedError)):
             raise ClusterError(
@@ -110,7 +115,7 @@ def answer(reference: Any, member: NodeMember, asked_at: float) -> Any:
 def _wait(
     engine: RayEngine, session: Session, config: ClusterConfig | None, wanted: int | None, deadline: float
 ) -> Seats:
-    """Return the nodes to probe, once none is missing that no spare replaces."""
+    """Return the nodes to probe, once every node has joined, been replaced by a spare, or may be missing."""
     while True:
         nodes = _listed(engine)
         joined = members(nodes)
@@ -147,9 +152,9 @@ def _wait(
 
 
 def _listed(engine: RayEngine) -> list[dict[str, Any]]:
-    """Return Ray's nodes, where a raylet whose place another one has taken is dead.
+    """Return Ray's node list, with replaced raylets marked as dead.
 
-    Ray lists one that was killed as alive for up to a minute, beside the one that serves its address since.
+    For up to a minute, Ray lists a killed raylet as alive beside its successor at the same address.
     """
     nodes: list[dict[str, Any]] = ray_api().nodes()
     living = [node for node in nodes if node["Alive"]]
@@ -163,7 +168,7 @@ def _listed(engine: RayEngine) -> list[dict[str, Any]]:
 
 
 def _ended(raylets: Iterable[Mapping[str, Any]], started: Mapping[str, int]) -> set[str]:
-    """Return the raylets that have certainly ended: a later one has their port, or nobody listens on it.
+    """Return the raylets that have certainly ended: a later raylet has their port, or no process listens on it.
 
     Args:
         raylets: their entries in `ray.nodes()`.
@@ -179,13 +184,13 @@ def _ended(raylets: Iterable[Mapping[str, Any]], started: Mapping[str, int]) -> 
         except ConnectionRefusedError:
             continue
         except OSError:
-            pass  # no proof
+            pass  # no proof that it has ended
         there.add(ray_id)
     return {node["NodeID"] for node in raylets} - there
 
 
 def _probed(joined: Iterable[NodeMember], here: str | None, run_on: RunOn) -> Iterable[NodeMember]:
-    """Return nodes with their facts, each asked once; those that are absent as they are."""
+    """Yield the nodes with their facts, each asked once; absent nodes unchanged."""
     asked_at = time.time()
     pending = [
         (member, None if member is ABSENT or member.ray_id == here else run_on(member, probe)) for member in joined
@@ -203,14 +208,14 @@ def has_returned(absent: frozenset[int]) -> bool:
     return any(member.label_rank in absent for member in members(ray_api().nodes()))
 
 
-# The command that starts a process on a node: its interpreter and variables, checked before Ray is asked.
+# The command that starts a process on a node: its interpreter and variables, checked before Ray uses them.
 #
 # Ray waits forever for an interpreter that does not exist or lacks ray, and for an environment that does not fit in one
 # process argument. It also expands `$NAME` in variables, and inherits those of a launching worker. So the whole
 # environment is written to a file on the node, which `node/node_env.py` reads there.
 
 
-# Linux rejects a string of more than 128 KiB; this leaves room for everything else.
+# Linux rejects an argument or variable of more than 128 KiB; this leaves room for the rest.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
 _PREFLIGHT_SECONDS = 60.0
 _PREFLIGHT = (
@@ -222,7 +227,7 @@ _PREFLIGHT = (
 class ProcessCommand:
     """The interpreter and the variables of a process, as sent to its node.
 
-    Without an interpreter, Ray's own is used. Variables are pairs, exactly as in the process.
+    Without an interpreter, Ray's own is used. Variables are pairs of name and value, exactly as in the process.
     """
 
     interpreter: str | None
@@ -235,13 +240,13 @@ class ProcessCommand:
         Raises:
             ClusterError: the variables are too large for a process.
         """
-        size = sum(len(name) + len(value.encode()) + 2 for name, value in variables.items())
+        size = sum(len(name) + len(os.fsencode(value)) + 2 for name, value in variables.items())
         if size > MAX_ENVIRONMENT_BYTES:
             largest = max(variables, key=lambda name: len(variables[name]))
             raise ClusterError(
                 f"the environment variables take {size} bytes, the limit for a process is {MAX_ENVIRONMENT_BYTES}",
                 where=where,
-                help=f"shorten them; the largest is `{largest}` with {len(variables[largest].encode())} bytes",
+                help=f"shorten them; the largest is `{largest}` with {len(os.fsencode(variables[largest]))} bytes",
             )
         if not variables and interpreter is None:
             return None
@@ -251,7 +256,7 @@ class ProcessCommand:
 def prepare(command: ProcessCommand) -> tuple[str, str | None]:
     """Write the environment of a command to a private file on this node, and check its interpreter.
 
-    Returns: what Ray is to run in place of its own Python, and what is wrong with it, or None.
+    Returns: the command line for Ray to run in place of its own Python, and what is wrong with it, or None.
     """
     interpreter = command.interpreter or sys.executable
     words = [interpreter]
@@ -260,15 +265,18 @@ def prepare(command: ProcessCommand) -> tuple[str, str | None]:
         lists = [name for name in variables if name in PATH_LISTS]
         path = node_env.write(session_folder(), {"interpreter": interpreter, "env": variables, "prepended": lists})
         words = node_env.command(sys.executable, path)
-    fault = _fault_of(words) if command.interpreter is not None else None
+    fault = _fault_of(interpreter, words) if command.interpreter is not None else None
     return shlex.join(words), fault
 
 
-def _fault_of(words: list[str]) -> str | None:
-    """Return why an interpreter cannot run workers of this node's Ray, or None if it can.
+def _fault_of(interpreter: str, words: list[str]) -> str | None:
+    """Return why an interpreter, which the command `words` starts, cannot run workers of this node's Ray, or None if it
+    can.
 
-    Its Python must be the same minor version, its ray the same version, and it must find rlinf.
+    It must have the same minor version of Python, the same version of ray, and rlinf.
     """
+    if not os.access(interpreter, os.X_OK):
+        return "it is not executable" if os.path.exists(interpreter) else "it does not exist"
     ray, seconds = ray_api(), stretched(_PREFLIGHT_SECONDS)
     try:
         done = subprocess.run(
@@ -279,10 +287,6 @@ def _fault_of(words: list[str]) -> str | None:
             timeout=seconds,
             check=False,
         )
-    except FileNotFoundError:
-        return "it does not exist"
-    except PermissionError:
-        return "it is not executable"
     except OSError as error:
         return f"it cannot be started: {error.strerror}"
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
-"""The nodes of a cluster and their ranks, from Ray's node list and the probes, and those that serve a job. Pure.
+"""The nodes of a cluster, their facts and ranks, and the seats: the nodes that serve a job.
 
-A job is served under each rank by its own node, or by a spare in the place of a lost one.
+Under each rank, the node of that rank serves the job, or a spare in its place if it is lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BUFFER_BYTES = 1 << 16
 
 
 def probe() -> tuple[NodeInfo, int | None]:
-    """Return the facts of this machine, whose rank is not known here, and `RLINF_NODE_RANK` of its Ray's environment.
+    """Return the facts of this machine, with rank -1, and `RLINF_NODE_RANK` from the environment of its Ray.
 
-    `python` is the interpreter that Ray runs there.
+    `python` is the interpreter of Ray there.
     """
     accelerators = find_accelerators()
     devices = accelerators.devices
@@ -60,7 +60,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class NodeMember:
-    """A node that joined Ray, with its rank from `rlinf up`, and once probed its facts and its `RLINF_NODE_RANK`."""
+    """A node that joined Ray, with its rank from `rlinf up`, and once probed with its facts and `RLINF_NODE_RANK`."""
 
     ray_id: str
     ip: str
@@ -69,7 +69,7 @@ class NodeMember:
     declared_rank: int | None = None
 
     def info(self, rank: int) -> NodeInfo:
-        """Return the facts of the node under a rank."""
+        """Return the facts of the node, under this rank."""
         return (self.facts or NodeInfo(rank))._replace(rank=rank, ip=self.ip)
 
 
@@ -88,11 +88,11 @@ def members(nodes: Sequence[Mapping[str, Any]]) -> list[NodeMember]:
 def rank_members(joined: Sequence[NodeMember], driver_ip: str) -> list[NodeMember]:
     """Return the nodes in the order of their ranks.
 
-    Ranks are the labels that `rlinf up` set, else every node's `RLINF_NODE_RANK`, else by numeric address with the
-    driver's node first.
+    Ranks are the labels that `rlinf up` set, else every node's `RLINF_NODE_RANK`, else they follow the numeric
+    addresses, with the driver's node first.
 
     Raises:
-        ClusterError: some nodes have a rank and others none, a rank is used twice, or one is missing.
+        ClusterError: only some nodes have a rank, two have the same rank, or a rank is missing.
     """
     for source, ranks in (
         ("the label of `rlinf up`", [member.label_rank for member in joined]),
@@ -129,7 +129,7 @@ def _by_given_rank(joined: Sequence[NodeMember], ranks: Sequence[int | None], so
 
 
 def missing_ranks(joined: Sequence[NodeMember], num_nodes: int) -> str:
-    """Return a message on the ranks that have not joined, as far as labels show."""
+    """Return a message on the ranks that have not joined, or without labels on the addresses that have."""
     present = {member.label_rank for member in joined if member.label_rank is not None}
     if len(present) == len(joined):
         return f"missing: rank {format_ranks(rank for rank in range(num_nodes) if rank not in present)}"
@@ -150,15 +150,15 @@ def departed(nodes: Sequence[Mapping[str, Any]]) -> dict[int, str]:
 
 
 ABSENT: Final = NodeMember("", "")
-"""Stands for a node that the job does without."""
+"""The stand-in for a node without which the job runs."""
 
 
 class NodeChange(NamedTuple):
-    """A node of the file that another one serves as, or that the job does without.
+    """A node of the file that a spare replaces, or without which the job runs.
 
     Attributes:
-        text: who serves instead, or which components have fewer processes, in one line.
-        reason: why, in one line.
+        text: which spare replaces it, or which components run without it, in one line.
+        reason: why it is missing, in one line.
     """
 
     rank: int
@@ -170,10 +170,10 @@ class Seats(NamedTuple):
     """The nodes of a job.
 
     Attributes:
-        members: the nodes by rank, with a stand-in for each that is absent; in any order until `ranked`.
-        replaced: the spare that serves as each lost node, by its rank.
-        absent: the lost nodes that elastic components do without.
-        changes: the same in words.
+        members: the nodes by rank, with `ABSENT` for each absent one; in any order until `ranked`.
+        replaced: the rank of the spare that replaces each lost node, by the rank of the lost node.
+        absent: the ranks of lost nodes without which elastic components run.
+        changes: the replaced and absent nodes with their descriptions.
         ranked: whether the members are in the order of their ranks.
     """
 
@@ -184,20 +184,20 @@ class Seats(NamedTuple):
     absent: frozenset[int] = frozenset()
 
     def own_rank(self, rank: int) -> int:
-        """Return the rank in the file of the node that serves under `rank`."""
+        """Return the rank, in the file, of the node that serves under `rank`."""
         return self.replaced.get(rank, rank)
 
 
 def take_seats(
     cluster: ClusterConfig, joined: Sequence[NodeMember], lost: Mapping[int, str], *, late: bool = False
 ) -> Seats | None:
-    """Return the nodes that serve under each rank; None while one is missing that no spare may replace, and that the
-    job cannot do without.
+    """Return the nodes that serve under each rank; None while a node is missing that no spare can replace and without
+    which the job cannot run.
 
     Args:
-        joined: the living nodes; those without a label of their rank cannot be told apart.
-        lost: how each node was lost, by rank: these may be replaced.
-        late: whether nodes may be replaced that have not joined at all.
+        joined: the living nodes; if one lacks a rank label, the result is None.
+        lost: how each lost node was lost, by rank: these may be replaced.
+        late: whether nodes that have never joined may be replaced, too.
     """
     by_rank = {member.label_rank: member for member in joined if member.label_rank is not None}
     if len(by_rank) < len(joined):
@@ -234,13 +234,13 @@ def _nodes_of_elastic(cluster: ClusterConfig) -> dict[str, frozenset[int]]:
 
 
 def stand_in(cluster: ClusterConfig, rank: int, nodes: Sequence[NodeInfo], absent: Collection[int]) -> NodeInfo:
-    """Return what a lost node had: what the file declares, else what a node of the same groups has.
+    """Return the facts of a lost node: those that the file declares, else those of a node of the same groups.
 
-    Ranks of accelerators count those of the nodes before.
+    The ranks of later accelerators depend on their number.
 
     Args:
-        nodes: the nodes that were probed, by rank.
-        absent: the nodes that were not.
+        nodes: the facts of the nodes, by rank; those of `absent` nodes are unknown.
+        absent: the ranks of the absent nodes.
     """
     declared = ClusterTopology.from_config(cluster).nodes[rank]
     labels = groups_of(cluster, rank)
@@ -256,7 +256,7 @@ def stand_in(cluster: ClusterConfig, rank: int, nodes: Sequence[NodeInfo], absen
 
 
 def check_hardware(cluster: ClusterConfig, seats: Seats, nodes: Sequence[NodeInfo]) -> None:
-    """Check that spares have as many accelerators as the nodes of the same groups; `nodes` are those probed, by rank.
+    """Check that spares have as many accelerators as other nodes of their groups; `nodes` holds the facts by rank.
 
     Raises:
         ClusterError: a spare differs.

@@ -1,6 +1,6 @@
-"""The holder of claims on a node that the driver is not on: an actor that outlasts an attempt of a run.
+"""The holder of claims on a node without the driver: an actor, which may outlast an attempt of a run.
 
-Claims are for accelerators and robots, under names that every job gives them.
+Claims are on accelerators and robots, under names that are the same for every job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 Devices = Mapping[str, str]
-"""Devices of a node, as in `NVIDIA:GPU-5d5b`, each with its words for people, as in `accelerator 0`."""
+"""The devices of a node, for example `NVIDIA:GPU-5d5b`, each with its readable name, for example `accelerator 0`."""
 
 
 def devices_of(topology: ClusterTopology, placements: Iterable[Placement]) -> dict[int, dict[str, str]]:
@@ -30,7 +30,7 @@ def devices_of(topology: ClusterTopology, placements: Iterable[Placement]) -> di
 
 
 def labels_of(node: NodeInfo) -> dict[str, str]:
-    """Return what people call a node's accelerators, as in `NVIDIA:0`, by the names that these are claimed by."""
+    """Return the readable names of a node's accelerators, for example `NVIDIA:0`, by their names in claims."""
     return {
         f"{node.accelerator_type}:{name}": f"{node.accelerator_type}:{_visible_id(node, unit)}"
         for unit in range(node.num_accelerators or 0)
@@ -39,7 +39,7 @@ def labels_of(node: NodeInfo) -> dict[str, str]:
 
 
 def _identities(node: NodeInfo, unit: int) -> Sequence[str]:
-    """Return the names of an accelerator among all of its machine: two jobs may see it under different numbers."""
+    """Return the machine-wide names of an accelerator: two jobs may see it under different numbers."""
     return node.accelerator_identities[unit] if node.accelerator_identities else (_visible_id(node, unit),)
 
 
@@ -60,15 +60,15 @@ def _devices(node: NodeInfo, placement: Placement) -> Iterable[tuple[str, str]]:
             value: Any = getattr(config, field)
             several = isinstance(value, tuple | list)
             for single in map(str, cast("Sequence[object]", value) if several else [value] if value else ()):
-                # What a variable of the node stands for is not known here: the robot's own claim guards it.
+                # The value of a variable of the node is not known here; the robot's own claim guards that device.
                 if variable_of(single) is None:
-                    # A camera is the same whatever robot has it.
+                    # A camera has the same name whichever robot declares it.
                     kind = "camera" if field.endswith("camera_serials") else placement.hardware_type
                     yield f"{kind}:{single}", f"{kind} {single}"
 
 
 class ClaimsOn(Protocol):
-    """The part of a cluster that claims need."""
+    """The interface of a cluster to claims."""
 
     @property
     def topology(self) -> ClusterTopology: ...
@@ -79,19 +79,19 @@ class ClaimsOn(Protocol):
 
 
 class NodeHolder(DeviceHolder):
-    """The holder of claims on a node that the driver is not on: an actor, which ends with the job."""
+    """The holder of claims on a node without the driver: an actor, which ends with the job unless it keeps claims."""
 
     def pid(self) -> int:
-        """Return the process."""
+        """Return the pid of this process."""
         return os.getpid()
 
     def keep(
         self, names: Mapping[str, str], pid: int, labels: Mapping[str, str], about: Mapping[str, Any], seconds: float
     ) -> tuple[int, list[str]]:
-        """Hold claims until the next attempt adopts them, for some seconds at most, and then end this process.
+        """Hold claims until the next attempt adopts them, at most `seconds`, and then end this process.
 
         Returns:
-            This process, and the devices whose claims it has.
+            The pid of this process, and the devices whose claims it has.
         """
         self.tell(about)
         devices = self.adopt(names, pid, labels)
@@ -107,10 +107,10 @@ def _end_process() -> None:
 
 
 class LeftClaims(NamedTuple):
-    """The claims that an attempt of a run has left on a node for the next.
+    """The claims that an attempt of a run has left on a node for the next attempt.
 
     Attributes:
-        pid: the process that holds them there.
+        pid: the pid of the process that holds them there.
         names: the names of the claims, by device.
     """
 

@@ -1,8 +1,9 @@
-"""Ray's functions without Ray's partial types, imported when first used."""
+"""Ray's functions without Ray's incomplete types; Ray is imported on first use."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import time
 from collections import deque
@@ -19,15 +20,15 @@ from rlinf_core.process import import_path
 
 LOOPBACK: Final = "127.0.0.1"
 _NODE_SECONDS, _LOOK_SECONDS = 30.0, 0.01
-# Why this process is in no cluster, if it is in none.
+# The error message for Ray use outside of a cluster.
 _absence = "this process is in no cluster"
-# Joins the cluster of a forked process, which is in none until it needs one.
+# Joins the cluster of a forked process, on its first use of Ray.
 _join: Callable[[Any], None] | None = None
 
 
 @cache  # every group call needs it, on both sides
 def ray_api() -> Any:
-    """Return the module `ray`, with its submodules that rlinf uses. From now on it starts no cluster by itself."""
+    """Return the module `ray`, with the submodules that rlinf uses. From now on Ray starts no cluster by itself."""
     ray = _imported()
     if _join is not None:
         _join(ray)
@@ -35,7 +36,7 @@ def ray_api() -> Any:
 
 
 def join_at_first_use(join: Callable[[Any], None]) -> None:
-    """Have this process join its cluster when it first needs Ray: `join` gets the module."""
+    """Make this process join its cluster on first use of Ray: `join` is called with the module."""
     global _join
     _join = join
 
@@ -50,7 +51,7 @@ def _imported() -> Any:
     import_module("ray.util.scheduling_strategies")
     automatic: Any = ray_module("ray._private.auto_init_hook")
     automatic.enable_auto_connect = False
-    # Ray calls it before anything that needs a cluster, and would report a forgotten `ray.init()`.
+    # Ray calls this before any operation that needs a cluster, and would report a missing `ray.init()`.
     automatic.auto_init_ray = _check_joined
     return import_module("ray")
 
@@ -62,7 +63,7 @@ def session_folder() -> str:
 
 
 def set_absence(message: str) -> None:
-    """Set the error for Ray use outside of a cluster."""
+    """Set the error message for Ray use outside of a cluster."""
     global _absence
     _absence = message
 
@@ -79,7 +80,7 @@ def _check_joined() -> None:
 
 @contextmanager
 def loopback_only() -> Generator[None, None, None]:
-    """Make a Ray that is started within the block listen, and be joined, at `LOOPBACK` alone.
+    """Make a Ray that is started or joined within the block use only `LOOPBACK`.
 
     Ray replaces a loopback address by the machine's own unless multi-node clusters are disabled, as on macOS. Its
     processes listen on every interface unless given a loopback address.
@@ -98,7 +99,7 @@ def quick_start() -> Generator[None, None, None]:
     """Make a Ray that is started within the block skip its autoscaler and dashboard, and poll in short steps.
 
     No nodes join it, and its dashboard is off: the substitute that Ray starts only reports usage, which is also off,
-    and delays Ray by a second. Ray also polls for its own node only once a second.
+    and delays the start by a second. By default Ray polls for its own node once a second.
     """
     node: Any = ray_module("ray._private.node").Node
     services: Any = ray_module("ray._private.services")
@@ -112,7 +113,7 @@ def quick_start() -> Generator[None, None, None]:
 
 
 def _get_node_soon(get_node: Callable[[str, str], object], gcs_address: str, node_id: str) -> object:
-    """Return Ray's description of a node as soon as the head lists it; if asked earlier, Ray sleeps for a second."""
+    """Return Ray's description of a node, asked once the head lists the node; if asked earlier, Ray sleeps a second."""
     client = gcs_client(gcs_address)
     deadline = time.monotonic() + _NODE_SECONDS
     while time.monotonic() < deadline:
@@ -135,10 +136,10 @@ class _OwnOrder(list[str]):
 
 def job_config() -> Any:
     """Return the `job_config` of `ray.init` with which workers import in the order of `import_path`; None for a driver
-    that is a user's script: Ray puts its folder first in workers, as Python does in the script.
+    that is a user's script, whose folder Ray puts first in workers, as Python does in the script.
 
-    Ray appends the driver's working folder, and each worker puts that before the standard library, without an option to
-    disable it. If rlinf itself is found only through that folder, it stays first.
+    By default Ray appends the driver's working folder, which each worker puts before the standard library; there is no
+    option against that. If rlinf itself is in the working folder, the folder stays.
     """
     if not import_path.is_managed():
         return None
@@ -148,13 +149,36 @@ def job_config() -> Any:
     return config
 
 
-def pickle_by_value(obj: object, keep: Callable[[Any], object] | None = None) -> bytes:
-    """Pickle by value what plain pickle cannot import elsewhere, such as classes of the driver's script.
+def pickle_by_value(
+    obj: object, keep: Callable[[Any], object] | None = None, reduce: Callable[[Any], Any] | None = None
+) -> bytes:
+    """Return the pickle of `obj`, with objects by value that cannot be imported elsewhere, such as classes of the
+    driver's script.
 
-    `keep` takes each buffer that stays outside of the stream; without it there is none.
+    Args:
+        keep: takes each buffer that stays outside of the stream; without `keep` none does.
+        reduce: reduces some objects, as `reducer_override` of a pickler; returns `NotImplemented` for all others.
     """
-    stream: bytes = _imported().cloudpickle.dumps(obj, protocol=5, buffer_callback=keep)
-    return stream
+    stream = io.BytesIO()
+    pickler = _value_pickler()(stream, protocol=5, buffer_callback=keep)
+    pickler.reduce = reduce
+    pickler.dump(obj)
+    return stream.getvalue()
+
+
+@cache
+def _value_pickler() -> Any:
+    """Return the class of Ray's pickler, with `reduce` before its own reducers."""
+    base: Any = _imported().cloudpickle.CloudPickler
+
+    class ValuePickler(base):
+        reduce: Callable[[Any], Any] | None
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = NotImplemented if self.reduce is None else self.reduce(obj)
+            return base.reducer_override(self, obj) if reduced is NotImplemented else reduced
+
+    return ValuePickler
 
 
 def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
@@ -165,7 +189,7 @@ def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
         together.set_result([])
         return together
     answers: list[Future[Any]] = [reference.future() for reference in references]
-    # One is taken per answer, on any thread of Ray: taking is atomic under the GIL.
+    # Each answer pops one entry, on any thread of Ray: `pop` is atomic under the GIL.
     missing = deque(answers[1:])
 
     def notify(answer: Future[Any]) -> None:
@@ -182,7 +206,7 @@ def gather(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
             with suppress(IndexError):
                 missing.pop()
                 return
-        with suppress(RuntimeError):  # the loop is closed: there is no waiter left
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits
             loop.call_soon_threadsafe(notify, answer)
 
     for answer in answers:

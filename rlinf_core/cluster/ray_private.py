@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 
 class PrivatePart(NamedTuple):
-    """A module of Ray: the parts in use, as dotted paths, and why no public API serves."""
+    """The private parts of a module of Ray that are in use, as dotted paths, and why no public API serves."""
 
     module: str
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ def ray_module(name: str) -> Any:
     """Return a module of `PARTS`.
 
     Raises:
-        KeyError: it is not listed.
+        KeyError: the module is not listed there.
     """
     if name not in _MODULES:
         raise KeyError(name)
@@ -95,7 +95,7 @@ def gcs_client(address: str) -> Any:
 
 
 def ended_processes() -> list[tuple[str, int]]:
-    """Return the processes of this driver's own Ray that have ended, with exit statuses as `Popen` gives them."""
+    """Return the ended processes of this driver's own Ray, with their exit statuses as `Popen` reports them."""
     node: Any = ray_module("ray._private.worker")._global_node
     if node is None:
         return []
@@ -109,12 +109,12 @@ def let_go() -> None:
     state: Any = ray_module("ray._private.state")
     store: Any = ray_module("ray.experimental.internal_kv")
     connected, node = worker.global_worker, worker._global_node
-    # Never freed, not even at interpreter exit.
+    # These objects must never be freed, not even at interpreter exit.
     for kept in (connected, connected.__dict__.get("core_worker"), node, state.state, store.global_gcs_client):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     atexit.unregister(worker.shutdown)
     if node is not None:
-        # The handler that would end them is local to a function of Ray.
+        # The exit handler that would end these processes cannot be unregistered: it is local to a function of Ray.
         node.all_processes = {}
         worker._global_node = None
     connected.set_is_connected(False)
@@ -125,8 +125,7 @@ def let_go() -> None:
 
 
 def _end_at_once() -> None:
-    """Exit the child with its own status at the end of the interpreter, without running destructors of Ray's
-    library."""
+    """Make the child exit with its own status at the end of the interpreter, without destructors of Ray's library."""
     libc = ctypes.CDLL(None)
     # `on_exit` is not available everywhere; its last registered handler is called first, with the status.
     if hasattr(libc, "on_exit") and hasattr(libc, "fcloseall"):

@@ -1,7 +1,7 @@
 """The exit status and the output of this process, protected from Ray.
 
-Ray would print the output of workers and the messages of its own processes to standard output, where its notices break
-lines of the user's program, and would lose pending lines at exit. Worker output is shown; the messages go to the
+By default Ray prints the output of workers and the messages of its own processes to standard output, where they break
+lines of the user's program, and loses pending lines at exit. Here, worker output is shown, and the messages go to the
 driver's log.
 """
 
@@ -38,17 +38,17 @@ _terminated = False
 
 
 def end_with_failure() -> None:
-    """Exit with a failure detected in an exit handler, where raising has no effect."""
+    """Make this process exit with status 1, for failures in exit handlers, where raising has no effect."""
     global _failed
     _failed = True
 
 
 @contextmanager
 def own_signals() -> Generator[None, None, None]:
-    """Keep this process's SIGTERM behaviour while Ray is started within the block.
+    """Keep this process's handling of SIGTERM while Ray is started or joined within the block.
 
-    Ray would end the process with a crash report and status 15. By default it ends as after `sys.exit`: groups are shut
-    down, and the status is 143.
+    Ray would end the process with a crash report and status 15. Without a handler of its own, this process ends as
+    after `sys.exit`: groups are shut down, and the status is 143.
     """
     if threading.current_thread() is not threading.main_thread():
         # Only the main thread may set handlers; in other threads Ray does not touch the signal either.
@@ -63,7 +63,7 @@ def own_signals() -> Generator[None, None, None]:
         with kept_handler() as set_again:
 
             def connect_undisturbed(*args: Any, **keywords: Any) -> Any:
-                # It holds the GIL for up to seconds after setting Ray's handler, so no thread can restore ours.
+                # Ray holds the GIL for up to seconds after setting its handler, so no thread can restore ours.
                 with sigterm_deferred():
                     try:
                         return connect(*args, **keywords)
@@ -80,8 +80,8 @@ def own_signals() -> Generator[None, None, None]:
 def kept_handler() -> Generator[Callable[[], None], None, None]:
     """Keep the SIGTERM handler within the block; yield a function that restores it.
 
-    Ray's C++ code sets its own handler while it connects, and the default one when it disconnects. Until Python's is
-    restored, a SIGTERM would kill the process, so a thread restores it every millisecond: a bug of Ray.
+    Ray's C++ code sets its own handler while it connects, and the default one when it disconnects, which is a bug of
+    Ray. Until Python's is restored, a SIGTERM would kill the process, so a thread restores it every millisecond.
     """
     sigaction = ctypes.CDLL(None, use_errno=True).sigaction
     # Larger than any platform's `struct sigaction`, whose fields are not used.
@@ -113,7 +113,7 @@ def _leave_handler(handler: object) -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     global _terminated
-    # An exception raised within a call of Ray leaves it as `SystemExit(1)`.
+    # Recorded, since a SystemExit raised within a call of Ray leaves that call as `SystemExit(1)`.
     _terminated = True
     # A second signal must not interrupt running exit handlers.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -139,7 +139,7 @@ def _is_interrupted() -> bool:
     return not interactive and isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
-# Handlers run in the reverse order of their registration, so those of the users' code come before this one.
+# Handlers run in the reverse order of their registration, so those of user code run before this one.
 atexit.register(_restore_exit_code)
 
 
@@ -149,24 +149,24 @@ LOGGER = logging.getLogger("rlinf")
 _RAYS_OWN: Final = frozenset({"raylet", "gcs_server", "autoscaler", "runtime_env"})
 # rlinf reports deaths itself, with worker name and cause; and it starts more processes than cores on purpose.
 _KNOWN: Final = ("A worker died or was killed", "worker processes have been started on node")
-# Ray strips this from worker lines, and everything before it from its own processes' lines.
+# Ray does not show the lines of worker logs that begin with these marks.
 _MARKS: Final = (b":job_id:", b":actor_name:", b":task_name:")
+# In lines of Ray's own processes, only the text after this mark counts.
 _INFORMATION: Final = ":info_message:"
-# What follows is in the evidence of the death, which rlinf names.
+# The text from here on is left out: it is in the evidence of the death, which rlinf names.
 _LOG_TAIL: Final = " Last 20 lines of the Raylet logs:"
 # Ray polls for new files every half second and for new lines every tenth, more often if there are any.
 _LATEST_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.02
 
-# Number of shown lines, by process and stream.
+# The number of shown lines, by pid and whether the stream is standard error.
 _shown: Counter[tuple[int, bool]] = Counter()
 
 
 def keep_plain() -> None:
-    """Stop Ray from colouring worker names and merging repeated lines when output is not a terminal. Call before
-    importing Ray.
+    """Stop Ray from coloring worker names and merging repeated lines if output is not a terminal.
 
-    Ray does both everywhere unless these variables are set; the user's settings are kept.
+    Call it before importing Ray, which reads these variables then; the user's settings are kept.
     """
     streams = (sys.stdout, sys.stderr)
     if not all(stream.isatty() for stream in streams) or os.environ.get("NO_COLOR"):
@@ -176,7 +176,7 @@ def keep_plain() -> None:
 
 @cache  # once per process: a second Ray uses the same function
 def take_over() -> None:
-    """Redirect Ray's own lines to the log: its warnings as warnings, lines of its log files as debug messages."""
+    """Redirect Ray's own lines to the log: known ones as information, other ones as warnings, log files as debug."""
     worker: Any = ray_module("ray._private.worker")
     show = worker.print_to_stdstream
 
@@ -184,7 +184,7 @@ def take_over() -> None:
     def show_or_log(data: dict[str, Any], ignore_prefix: bool) -> None:
         source, lines = data.get("pid"), data.get("lines", ())
         if source in _RAYS_OWN:
-            # Lines from a file carry their job.
+            # Only lines from a log file have the field `job`.
             _log(str(source), lines, from_file="job" in data)
             return
         show(data, ignore_prefix)
@@ -221,8 +221,8 @@ def show_the_rest(folder: Path) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-# A check that a driver can join the Ray at an address, before Ray tries: that would take minutes, and kill the process
-# if this machine is not a node.
+# A check that a driver can join the Ray at an address. Ray itself would try for minutes, and kill the process if this
+# machine is not a node.
 
 
 _ANSWER_SECONDS: Final = 5.0
@@ -243,7 +243,8 @@ def check(address: str) -> str:
         ClusterError: it is not `HOST:PORT`, no head answers there, or this machine is not a node.
     """
     host, _, port = str(address).rpartition(":")
-    if not host or not port.isdigit():
+    # The resolver would take a port above 65535 modulo 65536.
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
         raise ClusterError(
             f"`{address}` is not the address of a cluster",
             help="give HOST:PORT as printed by `ray start --head`, such as `10.0.0.1:6379`",
@@ -276,7 +277,7 @@ def _check_head(address: str, host: str, port: int) -> None:
 
 
 def _first_bytes(connection: socket.socket, deadline: float) -> bytes:
-    """Return the first bytes that identify the other side; fewer if it sends no more by the deadline."""
+    """Return the first bytes of the other side, which identify it; fewer if it sends no more by the deadline."""
     answer = b""
     try:
         connection.sendall(_PREFACE)
@@ -292,7 +293,7 @@ def _first_bytes(connection: socket.socket, deadline: float) -> bytes:
 
 
 def _until_here(address: str) -> tuple[str | None, list[str]]:
-    """Return the address of this machine's living node, which may be about to join, and those of all living nodes.
+    """Return the address of this machine's living node, waiting briefly for it to join, and those of all living nodes.
 
     Raises:
         ClusterError: the head does not answer.
@@ -305,7 +306,7 @@ def _until_here(address: str) -> tuple[str | None, list[str]]:
             listed = client.get_all_node_info(timeout=_LIST_SECONDS).values()
             alive = [node for node in listed if node.state == _ALIVE]
             own = next((node for node in alive if os.path.exists(node.raylet_socket_name)), None)
-            # A head starts before its own node. If other nodes are alive, this one is hardly still joining.
+            # A head starts before its own node. If other nodes are alive, this one should have joined already.
             patience = _JOIN_SECONDS if alive else env_vars.CONNECT_TIMEOUT.get()
             if own is not None or time.monotonic() - begun > patience:
                 address_of_own = None if own is None else str(own.node_manager_address)

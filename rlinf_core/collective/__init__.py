@@ -1,1 +1,1 @@
-"""The data plane: how bytes move between the processes of a job. It knows nothing of Ray, workers or channels."""
+"""The data plane: moves bytes between the processes of a job. It does not depend on Ray, workers or channels."""

@@ -1,7 +1,7 @@
 """The arena: the shared memory that a process sends from, one capped segment that is recycled block by block.
 
-Fresh pages cost ten times what recycled ones do, so blocks are taken from the lowest free place, and pages beyond
-those in use before are only taken within the memory budget of the machine and the control group.
+Fresh pages cost ten times as much as recycled ones, so each block is taken from the lowest free offset. The arena
+grows by new pages only within the memory budget of the machine and the control group.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from rlinf_core.collective import memory_budget
 from rlinf_core.errors import PayloadError
 from rlinf_core.waiting import is_readable
 
-# Shared segments, and leases: the right of a receiver to use a block of one.
+# A segment is unnamed shared memory (memfd): a control area, then data. A lease is a receiver's right to use a block.
 #
-# A segment is memory without a name (memfd): a control area and data. The sender takes a block, hands it to a receiver
-# with a lease, and the receiver gives it back by writing one byte of the control area. No message and no lock is
-# needed for that, so it may happen in a finalizer, at any moment of garbage collection.
+# The sender allocates a block and sends its lease. The receiver releases the block by writing one byte of the control
+# area. This takes no message and no lock, so a finalizer may do it, at any moment of garbage collection.
 
 
 PAGE = mmap.PAGESIZE
-# MAP_NORESERVE, which Python names from 3.13 on: nearly nothing of the mapping will ever be private.
+# MAP_NORESERVE, which Python names from 3.13 on: hardly any page of the mapping ever becomes private.
 NO_RESERVE = 0x4000
 _ENTRY = 8
-# In memory or swapped out; and whether it is still the file's. See pagemap in the kernel's documentation.
+# Flags of a pagemap entry: the page is in memory or swapped out; it still belongs to the file. See the kernel's docs.
 _THERE, _OF_THE_FILE = 0xC0, 0x20
 
 
 def forget_writes(mapping: mmap.mmap, address: int, offset: int, size: int) -> None:
-    """Make `size` bytes at `offset` of a private mapping, which lie at `address`, show its file again."""
+    """Undo the writes to `size` bytes of a private mapping, at `offset` in it and at `address` in memory."""
     if _written(address, size):
         mapping.madvise(mmap.MADV_DONTNEED, offset, size)
 
@@ -58,7 +57,7 @@ def _written(address: int, size: int) -> bool:
         return True
     if len(entries) != pages * _ENTRY:
         return True
-    # All that matters is in the highest byte of each entry.
+    # The flags are in the highest byte of each entry.
     return any(flags & _THERE and not flags & _OF_THE_FILE for flags in set(entries[_ENTRY - 1 :: _ENTRY]))
 
 
@@ -74,7 +73,7 @@ class LeaseState(IntEnum):
     FREE = 0
     HELD = 1
     RELEASED = 2
-    FIRST_MARK = 3  # from here on: the receiver passed it on, so its own death is not the end of it
+    FIRST_MARK = 3  # the lowest mark of a lease that its receiver forwarded, and that outlives the receiver
 
 
 class SharedSegment:
@@ -89,7 +88,7 @@ class SharedSegment:
         self.size = os.fstat(fd).st_size
         self.memory = mmap.mmap(fd, self.size)
         self._private: mmap.mmap | None = None
-        # Its owner is gone: it stays for what lies in it still, and nobody should keep it for what may come.
+        # Its owner is gone: the segment lives until its blocks are released, and no new block will lie in it.
         self.orphaned = False
 
     def __del__(self) -> None:
@@ -106,7 +105,7 @@ class SharedSegment:
         return self._private
 
     def crowded(self) -> bool:
-        """Return whether more than half is in use, so that views should not be kept."""
+        """Return whether more than half is in use, so that receivers should copy their blocks and release them."""
         capacity, used = _USE.unpack_from(self.memory, 0)
         return used * 2 > capacity
 
@@ -117,10 +116,10 @@ class SharedSegment:
         self.memory[FIRST_LEASE + lease] = state
 
     def release(self, lease: int) -> None:
-        """Give a block back to its owner. Takes no lock, and may be called anywhere."""
+        """Return a block to its owner. Takes no lock, so it may be called anywhere."""
         self.memory[FIRST_LEASE + lease] = LeaseState.RELEASED
         if self.release_event is not None:
-            # A full counter means that its owner is awake already.
+            # Where the counter is full, the owner has been woken already.
             with contextlib.suppress(OSError):
                 os.eventfd_write(self.release_event, 1)
 
@@ -129,7 +128,7 @@ class BlockLease:
     """The right to read and write one block, until it is released or its last view dies.
 
     Attributes:
-        released: whether the block was given back, or that is the duty of another process.
+        released: whether this process has released the block, or left the release to another process.
     """
 
     __slots__ = ("_pid", "index", "offset", "private", "released", "segment", "size")
@@ -145,18 +144,18 @@ class BlockLease:
         self._pid = os.getpid()
 
     def release(self) -> None:
-        """Give the block back at once; views of it must not be used any more."""
+        """Return the block to its owner now; views of it must not be used any more."""
         if not self.released and self._pid == os.getpid():
             self.released = True
             self.segment.release(self.index)
 
     def forward(self, mark: int) -> None:
-        """Transfer the release to another process, before it is notified; `mark` names the holder."""
+        """Leave the release to another process, before that process is notified; `mark` identifies the forwarder."""
         self.released = True
         self.segment.memory[FIRST_LEASE + self.index] = mark
 
     def keep(self) -> None:
-        """Take the duty back: the other process never heard of it."""
+        """Undo `forward`: the other process was not notified."""
         self.segment.mark(self.index, LeaseState.HELD)
         self.released = False
 
@@ -172,10 +171,10 @@ class BlockLease:
         return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
 
     def view(self) -> memoryview:
-        """Return the bytes, as memory that may be kept and written: the block is given back when its last view dies."""
+        """Return the bytes as memory that may be kept and written: the block is released when its last view dies."""
         memory = self.segment.private_memory() if self.private else self.segment.memory
         block = (ctypes.c_ubyte * self.size).from_buffer(memory, self.offset)
-        # The callback runs in the collector or in a forked child as well: it is made for that.
+        # The callback may run during garbage collection or in a forked child; `release` takes no lock.
         if self.private:
             finalizer = weakref.finalize(block, self._release_private, memory, ctypes.addressof(block))
         else:
@@ -190,13 +189,13 @@ class BlockLease:
 
 
 _SLICE = 0.1
-# The owner of blocks that were not sent yet, or stay here.
+# The owner of blocks that have not been sent, or stay in this process.
 LOCAL = "this process"
 
 
 @dataclass(slots=True, eq=False)
 class ArenaBlock:
-    """A piece of an arena, or of its own segment: whole pages, and a lease for each holder."""
+    """A block of an arena, or of a segment of its own: whole pages, with one lease for each holder."""
 
     segment: SharedSegment
     offset: int
@@ -216,8 +215,8 @@ class ArenaUse:
     """The memory use of an arena. Sizes in bytes.
 
     Attributes:
-        committed: the pages that it has touched, and keeps.
-        holders: bytes by the name of who holds them.
+        committed: bytes of the pages that it has allocated, and keeps.
+        holders: bytes in use, by the holder's name.
     """
 
     capacity: int
@@ -227,7 +226,7 @@ class ArenaUse:
 
 
 class Arena:
-    """The shared memory of one process for its outgoing messages and for what it receives from other hosts.
+    """The shared memory of one process, for its outgoing messages and for messages from other hosts.
 
     Attributes:
         capacity: the most that it may hold, in bytes.
@@ -236,7 +235,7 @@ class Arena:
     def __init__(
         self, capacity: int, release_event: int, free_bytes: Callable[[], int] = memory_budget.free_bytes
     ) -> None:
-        """`release_event` is an eventfd, borrowed, that receivers write when they give a block back."""
+        """`release_event` is a borrowed eventfd that receivers write when they release a block."""
         self.capacity = max(PAGE, capacity & -PAGE)
         self._event = release_event
         self._free_bytes = free_bytes
@@ -244,7 +243,7 @@ class Arena:
         self._free: list[tuple[int, int]] = [(CONTROL_SIZE, self.capacity)]
         self._used = 0
         self._top = CONTROL_SIZE
-        # By lease: the block, and who holds it.
+        # By lease: the block and its holder.
         self._holders: dict[int, tuple[ArenaBlock, str]] = {}
         self._next_lease = 0
         self._gone: dict[str, Callable[[], bool]] = {}
@@ -252,7 +251,7 @@ class Arena:
 
     @property
     def segment(self) -> SharedSegment:
-        """The memory itself, made when first needed."""
+        """The segment, created on first use."""
         if self._segment is None:
             self._segment = new_segment(CONTROL_SIZE + self.capacity, os.dup(self._event))
         return self._segment
@@ -266,10 +265,10 @@ class Arena:
             return ArenaUse(self.capacity, self._used, self._top - CONTROL_SIZE, holders)
 
     def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> ArenaBlock | None:
-        """Return a block of at least `size` bytes with a lease for each of `owners`; None when there is no room now."""
+        """Return a block of at least `size` bytes with a lease for each of `owners`; None if there is no room now."""
         size = (max(1, size) + PAGE - 1) & -PAGE
         with self._lock:
-            # Reuse released blocks first: their pages are mapped already, and fresh ones cost ten times as much.
+            # Reuse released blocks first: fresh pages cost ten times as much.
             self._reap()
             index = self._take(size, len(owners))
             if index is None:
@@ -284,24 +283,24 @@ class Arena:
             return block
 
     def wait_for_room(self, deadline: float) -> None:
-        """Wait until a receiver releases a block, at most a tenth of a second."""
+        """Wait until a receiver releases a block, `deadline` (monotonic) or a tenth of a second, whichever is first."""
         if is_readable(self._event, min(_SLICE, deadline - time.monotonic())):
             try:
                 os.eventfd_read(self._event)
             except BlockingIOError:
-                return  # another thread read it; both look again
+                return  # another thread read it; both try to allocate again
 
     def cancel(self, block: ArenaBlock, *leases: int) -> None:
-        """Free leases of a block, by default all: those who would hold them were never notified."""
+        """Free some leases of a block, by default all, whose receivers were never notified."""
         if block.segment is not self._segment:
-            return  # spilled: it goes with its last reference
+            return  # a spilled block is freed with its last reference
         with self._lock:
             for lease in leases or block.leases:
                 self._free_lease(lease)
             self.segment.publish_use(self.capacity, self._used)
 
     def owner_lost(self, owner: str, is_dead: Callable[[], bool]) -> None:
-        """Free the leases of a receiver whose connection ended, once `is_dead()`: a dead process has no views."""
+        """Free the leases of a disconnected receiver once `is_dead()` is true: a dead process has no views."""
         with self._lock:
             if any(owner == holder for _, holder in self._holders.values()):
                 self._gone[owner] = is_dead
@@ -332,7 +331,7 @@ class Arena:
         return index
 
     def _commit(self, end: int) -> bool:
-        """Allocate the pages up to `end` now: a lack of memory at the first write would kill the process."""
+        """Allocate the pages up to `end` now: if memory ran out at the first write, the process would be killed."""
         if end <= self._top:
             return True
         if end - self._top > self._free_bytes():
@@ -387,10 +386,10 @@ _RELEASED = bytes([LeaseState.RELEASED])
 
 
 def new_segment(size: int, release_event: int | None) -> SharedSegment:
-    """Return shared memory without a name, so that nothing can be left behind; it takes over `release_event`.
+    """Return a new segment that owns `release_event`. It has no name, so that no file can be left behind.
 
     Raises:
-        PayloadError: the kernel gives none.
+        PayloadError: the kernel refuses the memory.
     """
     try:
         fd = os.memfd_create("rlinf", os.MFD_CLOEXEC)
@@ -401,9 +400,9 @@ def new_segment(size: int, release_event: int | None) -> SharedSegment:
 
 
 def spill(size: int, owners: int, free_bytes: Callable[[], int] = memory_budget.free_bytes) -> ArenaBlock | None:
-    """Return a block in a new segment, for an arena that stays full; None if there is no memory for it.
+    """Return a block in a new segment, for when the arena stays full; None if there is no memory for it.
 
-    It is not recycled: the memory is freed when the last process unmaps it.
+    The segment is not recycled: its memory is freed when the last process unmaps it.
     """
     size = (max(1, size) + PAGE - 1) & -PAGE
     if size > free_bytes():

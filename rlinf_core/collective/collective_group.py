@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
 
-# For a message that is complete to be its receive's.
+# The time limit for a receive to get the message that arrived just as the receive timed out.
 _SECONDS_TO_ARRIVE = 5.0
 
 
 class CollectiveGroup:
     """A set of worker addresses, one of which is in this process.
 
-    All operations between two addresses in one direction match in the order of issue, synchronous or not.
+    All operations from one address to another match in the order of issue, synchronous or not.
 
     Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
 
-    * `CommunicationTimeoutError` when it passes,
+    * `CommunicationTimeoutError` when the timeout passes,
     * `WorkerDiedError` when the peer is gone,
-    * `UnknownGroupError` or `PeerNotFoundError` when there is no such peer, at the first contact,
-    * `MismatchError` when the two sides do not fit,
+    * `UnknownGroupError` or `PeerNotFoundError` when there is no such peer, on first contact,
+    * `MismatchError` when the operations of the two sides do not fit each other,
     * `PayloadError` when the object does not pickle, or cannot be rebuilt on the receiving side.
     """
 
     def __init__(
         self, endpoint: Endpoint, me: WorkerAddress, members: Sequence[WorkerAddress], resolver: Resolver
     ) -> None:
-        """`me` is the address that lives here; `members` are all addresses, with or without it."""
+        """`me` is the address in this process; `members` are all addresses, with or without `me`."""
         self._endpoint = endpoint
         self.me = me
         self.members = tuple(sorted({me, *members}))
@@ -60,9 +60,9 @@ class CollectiveGroup:
     def send(
         self, obj: object, dst: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Work[None] | None:
-        """Send any picklable object; tensors in it travel without being copied by pickle, wherever they are nested.
+        """Send any picklable object; pickle does not copy the tensors in it, at any depth.
 
-        Returns when the object may be modified, which is before it is received. Tensors arrive detached.
+        Returns when the object may be modified, which may be before it is received. Tensors arrive detached.
 
         With `async_op`, returns a handle at once; the object must not change before its `wait`.
         """
@@ -74,7 +74,7 @@ class CollectiveGroup:
             return work
         self._endpoint.send(stream, message, work)
         if tracing.recorder is not None:
-            # Nothing waits for such a handle, so it is never settled.
+            # This handle is never settled, so it does not record itself.
             tracing.recorder.add(tracing.TRANSFER, work.title, work.since, time.monotonic())
         return None
 
@@ -89,9 +89,9 @@ class CollectiveGroup:
     ) -> Work[None] | None:
         """Send one tensor or array to a `recv_tensor` that has a buffer of its size and dtype.
 
-        Returns when the tensor may be modified, which is before it is received. On a mismatch the receiver raises
+        Returns when the tensor may be modified, which may be before it is received. On a mismatch the receiver raises
         `MismatchError`, and so does `settle` here; later operations are not affected. With `async_op`, the handle
-        finishes when the receiver has taken it, and raises the mismatch itself.
+        finishes when the receiver has taken the tensor, and raises a mismatch itself.
 
         A sparse, quantized or object tensor is a `PayloadError`: use `send`.
         """
@@ -101,8 +101,7 @@ class CollectiveGroup:
         waits = self._endpoint.waits
         fitted: Work[None] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits, detached=async_op)
         message = Message(words, [part], Flag.TENSOR, acknowledgement=fitted)
-        # Not one with `fitted`: a refusal that comes before the send has ended would be raised by it, and reported
-        # again.
+        # Separate from `fitted`: otherwise a mismatch reported before the send ends would be raised twice.
         sent: Work[object] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits)
 
         def hand_down() -> None:
@@ -123,7 +122,7 @@ class CollectiveGroup:
         """Fill `tensor` in place with the next tensor that `src` sends here, and return it (or a handle).
 
         A read-only or expanded buffer is a `PayloadError`, and consumes no message. With `async_op` the buffer is
-        in use until the handle has finished: a wait that ends by its deadline does not end the receive.
+        in use until the handle has finished: a wait that times out does not end the receive.
         """
         return self._receive(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
 
@@ -132,12 +131,12 @@ class CollectiveGroup:
     def broadcast(
         self, obj: object, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Send the object of `src` to every member, and return it; other members may pass anything.
+        """Send the object of `src` to every member, and return it; the `obj` of other members is ignored.
 
         Members on one host share one copy of its tensors until they write to them.
 
         Raises:
-            ExceptionGroup: several members could not be reached; if it was one, its own error.
+            ExceptionGroup: the sends to several members failed; if one failed, its own error is raised.
         """
         if src != self.me:
             return self.recv(src, async_op=async_op, timeout=timeout)
@@ -157,11 +156,10 @@ class CollectiveGroup:
     # Acknowledgements
 
     def settle(self, timeout: float) -> bool:
-        """Wait until all tensors from `send_tensor` have been taken, at most `timeout` seconds; return whether they
-        were.
+        """Wait until receives took all tensors of `send_tensor`, at most `timeout` seconds; return whether they did.
 
         Raises:
-            MismatchError: a tensor does not match what its receiver expects.
+            MismatchError: a tensor does not fit its receiver's buffer.
         """
         deadline = time.monotonic() + timeout
         for stream in list(self._streams.values()):
@@ -201,7 +199,7 @@ class CollectiveGroup:
         except CommunicationTimeoutError as error:
             if posted.fail(error):
                 raise
-            # Its message came at the last moment: no other receive gets it.
+            # This receive got its message at the last moment, so no other receive can get that message.
             return posted.wait(_SECONDS_TO_ARRIVE)
         except BaseException as error:
             posted.fail(error)

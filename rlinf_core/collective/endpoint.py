@@ -1,6 +1,6 @@
-"""The endpoint of a process, through which its workers, channels and driver talk to other processes.
+"""The endpoint of a process, through which its workers, channels and driver communicate with other processes.
 
-Threads: a listener accepts, and each connection has one that reads. A thread that sends writes for itself.
+Threads: one accepts connections, and one per connection reads. Sending threads write to the sockets themselves.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from rlinf_core.waiting import OperationKind, plain_seconds
 
 _log = logging.getLogger(__name__)
 _SOCKET = "s"
-# For the threads that read, once their connections are shut.
+# The time limit for reading threads to end, once their connections are shut.
 _END_SECONDS = 1.0
 
 
 class Endpoint:
     """The sender and receiver of messages for the addresses of one process.
 
-    Made when the process first communicates; publish its `info` where other processes look, and give streams a
-    `Resolver` that finds theirs.
+    It is made when the process first communicates. Its owner publishes `info` for other processes, and gives streams
+    a `Resolver` that finds theirs.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Endpoint:
     ) -> None:
         """
         Args:
-            secret: what the processes of this cluster share.
-            ip: the address that other hosts reach this one by; by default that of `RLINF_NET_IF`, or of the default
+            secret: the shared secret of the cluster.
+            ip: the address at which other hosts reach this one; by default that of `RLINF_NET_IF`, or of the default
                 route.
-            directory: where the private directory for unix sockets is made; by default the temporary directory.
-            settings: its settings; by default from the environment.
-            operations: where operations are published.
-            fallback: pickles what plain pickle cannot, or only by a name in `__main__`.
-            explain: makes the error for a lost peer, from its address and what became of the connection; it may block
+            directory: the parent of the private directory for unix sockets; by default the temporary directory.
+            settings: the settings; by default from the environment.
+            operations: the table in which operations are published.
+            fallback: pickles objects that plain pickle cannot, or can only by a name in `__main__`.
+            explain: makes the error for a lost peer, given its address and why the connection ended; it may block
                 for a moment.
         """
         self.settings = Settings.from_environment() if settings is None else settings
@@ -77,7 +77,7 @@ class Endpoint:
         self._fallback = fallback
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        # Shared memory of processes that are gone, by identity.
+        # Identities of the shared memory of processes that are gone.
         self._orphans: list[int] = []
         self._readers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._closed = False
@@ -93,7 +93,7 @@ class Endpoint:
         self._connections = ConnectionPool(self.info, secret, self.settings, self.waits.operations.moved, self._opened)
         self._backlog = Backlog(self.settings)
         self._streams = PeerStreams(self._connections, self.info, self.settings.connect_timeout, explain, self._backlog)
-        # What it waits for lies behind the messages that fill the backlog.
+        # The acknowledgement may come after the messages that fill the backlog, so reading must resume.
         self.waits.acknowledged = self._streams.look_for_acknowledgement
         self._receiver = Receiver(
             self.settings, self._arena, self.waits, self._streams, self._backlog, self._connection_lost
@@ -107,7 +107,7 @@ class Endpoint:
             self._check_open,
         )
         self._forwarder = Forwarder(sender)
-        # Documented there.
+        # The parts document these.
         self.send, self.send_async, self.broadcast = sender.send, sender.send_async, sender.broadcast
         self.post, self.share = sender.post, sender.share
         self.forward, self.release_lent = self._forwarder.forward, self._forwarder.release_lent
@@ -128,7 +128,7 @@ class Endpoint:
     # Addresses
 
     def stream(self, me: WorkerAddress, peer: WorkerAddress, resolver: Resolver | None = None) -> PeerStream:
-        """Return the stream between a local address and another one; the resolver finds the other end when needed."""
+        """Return the stream between a local address and another one; `resolver` finds the other one when needed."""
         stream = self._streams.of(me.get_name(), peer.get_name())
         if resolver is not None:
             stream.resolver = resolver
@@ -137,15 +137,15 @@ class Endpoint:
     # Messages
 
     def message(self, obj: object, *, tag: int = 0) -> Message:
-        """Return `obj` ready to be sent.
+        """Return a message that carries `obj`.
 
         Raises:
-            PayloadError: it does not pickle.
+            PayloadError: `obj` does not pickle.
         """
         return Message.of(self.encode(obj), self.settings.inline_limit, tag=tag)
 
     def encode(self, obj: object) -> Encoded:
-        """Return `obj` as a pickle stream and the parts beside it, see `message`."""
+        """Return the pickle stream of `obj` and its out-of-band parts, see `messages.message.encode`."""
         return encode(obj, self._fallback)
 
     def work(
@@ -162,7 +162,7 @@ class Endpoint:
         return self.settings.timeout if timeout is None else plain_seconds(timeout)
 
     def receive(self, stream: PeerStream, posted: PostedReceive) -> None:
-        """Issue a receive. The connection is made in the background: the peer may dial as well."""
+        """Issue a receive; connect to the peer if needed, for an asynchronous receive in the background."""
         self._check_open()
         if self._receiver.post(stream, posted):
             return
@@ -185,7 +185,7 @@ class Endpoint:
     # Failures
 
     def fail(self, error: Exception, peer: WorkerAddress | None = None) -> int:
-        """Fail every pending operation, or those with `peer`, with `error`; return their number."""
+        """Fail every pending operation, or every one with `peer`, with `error`; return their number."""
         name = None if peer is None else peer.get_name()
         works = {id(work): work for work in self.waits.waiting()}
         for stream in self._streams.all():
@@ -194,11 +194,11 @@ class Endpoint:
         return sum(work.fail(error) for work in works.values() if name is None or work.target == name)
 
     def on_close(self, callback: Callable[[Exception], object]) -> None:
-        """Call `callback` when this endpoint closes, with the error of operations that no thread waits for."""
+        """Call `callback` when this endpoint closes, with the error for operations that no thread waits for."""
         self._on_close.append(callback)
 
     def take_mismatches(self) -> list[MismatchError]:
-        """Return the mismatches that peers reported and that no operation raised, and forget them."""
+        """Return and forget the mismatches that peers reported and that no operation raised."""
         return [error for stream in self._streams.all() for error in stream.take_mismatches()]
 
     def disregard_mismatches(self) -> None:
@@ -207,9 +207,9 @@ class Endpoint:
             stream.disregard_mismatches()
 
     def collect(self) -> None:
-        """Release other processes' memory whose owner, or last holder, has died.
+        """Release the memory of other processes whose owner, or last holder, has died.
 
-        A process that forwards messages, as a channel does, calls it regularly.
+        A process that forwards messages, as a channel does, must call this regularly.
         """
         self._forwarder.collect()
         orphans, self._orphans = self._orphans, []
@@ -220,7 +220,7 @@ class Endpoint:
                     connection.post(Frame(FrameKind.FORGET, sequence=identity).pack())
 
     def recipients_in_transit(self) -> tuple[str, ...]:
-        """Return the incarnations of the endpoints to which bytes are on their way, see `Connection.in_transit`."""
+        """Return the incarnations of the endpoints to which bytes are in transit, see `Connection.in_transit`."""
         return tuple(one.peer.incarnation for one in self._connections.all() if one.in_transit)
 
     # The end
@@ -229,10 +229,10 @@ class Endpoint:
         """Announce the close, fail pending operations and free every descriptor; received views stay valid.
 
         Args:
-            linger: seconds that messages in the background may still take to leave.
+            linger: seconds that queued messages may still take to leave, in all.
         """
         if self._pid != os.getpid():
-            return  # another thread of the parent may have held the lock at the fork
+            return  # in a forked child: another thread of the parent may have held the lock
         with self._lock:
             if self._closed:
                 return
@@ -258,7 +258,7 @@ class Endpoint:
                 thread.join(max(0.0, until - time.monotonic()))
         self._directory.close()
         if not any(thread.is_alive() for thread in list(self._readers)):
-            # Who still runs would wait for whatever gets its number.
+            # A running thread might otherwise wait on a new file that got the same descriptor number.
             os.close(self._release_event)
         _endpoints.discard(self)
 
@@ -273,7 +273,7 @@ class Endpoint:
         thread = threading.Thread(target=self._receiver.read, args=(connection,), name="rlinf-read", daemon=True)
         with self._lock:
             if self._closed:
-                # It was dialed, or accepted, at that very moment.
+                # It was dialed or accepted while the endpoint closed.
                 connection.close()
                 return
             thread.start()
@@ -288,13 +288,13 @@ class Endpoint:
         self._streams.lost(connection, reason)
         for segment in list(connection.segments.values()):
             segment.orphaned = True
-            # Other processes are notified later: a message that refers to it may be on its way to them.
+            # `collect` notifies other processes later: a message that refers to the segment may be in transit to them.
             self._orphans.append(segment.identity)
         self._arena.owner_lost(connection.peer.incarnation, connection.peer_is_dead)
         self._forwarder.lost(connection)
 
     def abandon(self) -> None:
-        """Close what a forked child inherited, so that it does not keep the parent's connections open."""
+        """Close the inherited sockets in a forked child, so that it does not keep the parent's connections open."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Endpoint information: how to reach a process, and how addresses are resolved to it."""
+"""Endpoint information: the location of a process, and the resolvers from worker addresses to it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rlinf_core.process.proc import boot_id, namespace
 
 @dataclass(frozen=True, slots=True)
 class EndpointInfo:
-    """The network location and the identity of one process's endpoint; it pickles.
+    """The network location and the identity of one process's endpoint; picklable.
 
     Attributes:
-        incarnation: unique id of this endpoint; a relaunched worker gets a new one.
-        host: the boot id of the machine; equal in all containers of one machine.
-        network: the inode of the network namespace; unix sockets and addresses mean the same within one.
-        pid: its process id, as itself sees it.
+        incarnation: the unique id of this endpoint; a relaunched worker gets a new one.
+        host: the boot id of the machine, the same in all its containers.
+        network: the inode of the network namespace; unix sockets and addresses are valid within one.
+        pid: the process id in the process's own namespace.
     """
 
     incarnation: str
@@ -38,12 +38,12 @@ class EndpointInfo:
     pid: int
 
     def shares_host_with(self, other: EndpointInfo) -> bool:
-        """Return whether a unix socket may connect the two; only a connection attempt is certain."""
+        """Return whether a unix socket may connect the two; only a connection attempt tells for certain."""
         return self.place == other.place and bool(self.unix_path and other.unix_path)
 
     @property
     def place(self) -> tuple[str, int]:
-        """The machine and the container: processes of one place see each other's files and pids."""
+        """The machine and its network namespace: processes of one place usually see each other's files and pids."""
         return self.host, self.network
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def advertised_address() -> str:
-    """Return the address of `RLINF_NET_IF` where it is set, else the one that the default route leaves by.
+    """Return the IPv4 address of the interface `RLINF_NET_IF` if set, else that of the default route.
 
     Raises:
         EnvironmentVariableError: no such interface, or it has no IPv4 address.
@@ -92,7 +92,7 @@ def advertised_address() -> str:
 
 
 def advertised_on(ip: str) -> str | None:
-    """Return what an endpoint advertises on a node that Ray reaches at `ip`; None leaves it to `RLINF_NET_IF`."""
+    """Return the address to advertise on a node that Ray reaches at `ip`; None if `RLINF_NET_IF` decides."""
     return None if env_vars.NET_IF.get() else ip
 
 
@@ -104,7 +104,7 @@ def _interfaces() -> str:
 def _default_route_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            # No packet is sent: the kernel only chooses the route. The address is one reserved for documentation.
+            # No packet is sent: the kernel only chooses the route. The address is reserved for documentation.
             sock.connect(("192.0.2.1", 9))
             return str(sock.getsockname()[0])
         except OSError:
@@ -118,12 +118,12 @@ class Resolver(ABC):
     def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         """Return the endpoint of `address`, waiting at most `timeout` seconds for it to be published.
 
-        It is called again after a connection was lost, so it must not return a stale answer.
+        It is called again after a connection was lost, so it must not return a stale endpoint.
 
         Raises:
-            UnknownGroupError: no such group will ever be.
-            PeerNotFoundError: it was not published in time.
-            WorkerDiedError: it is known to be dead.
+            UnknownGroupError: no such group exists or will exist.
+            PeerNotFoundError: the endpoint was not published in time.
+            WorkerDiedError: the worker is known to be dead.
         """
 
 

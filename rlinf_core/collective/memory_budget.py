@@ -1,6 +1,6 @@
 """The memory that this process may still allocate, by its control group and by the machine.
 
-Shared memory past a control group's limit is not an error that could be caught: the kernel kills. So we look first.
+Shared memory beyond a control group's limit raises no error: the kernel kills the process. So check first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _LARGEST_DEFAULT = 2 << 30
 
 
 def default_arena_bytes(root: Path = Path("/")) -> int:
-    """Return an eighth of the memory that this process is allowed, at most 2 GiB and at least 64 MiB."""
+    """Return an eighth of `allowed_bytes`, at most 2 GiB and at least 64 MiB, rounded down to whole pages."""
     return max(64 << 20, min(_LARGEST_DEFAULT, allowed_bytes(root) // 8)) & ~0xFFF
 
 
 def allowed_bytes(root: Path = Path("/")) -> int:
-    """Return the memory of the machine, or the tightest limit of the control groups that this process is in."""
+    """Return the memory of the machine or the tightest limit of this process's control groups, whichever is less."""
     return min([_machine(root, "MemTotal"), *(limit for limit, _ in _groups(root))])
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Return how many bytes may be allocated now: what machine and control groups have left, less a reserve."""
+    """Return how many bytes may be allocated now: the free memory of machine and control groups, less 64 MiB."""
     return max(0, min([_machine(root, "MemAvailable"), *(limit - used for limit, used in _groups(root))]) - _RESERVE)
 
 
@@ -36,7 +36,7 @@ def _machine(root: Path, name: str) -> int:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield (limit, used without what can be dropped) of every limited memory control group above this process."""
+    """Yield (limit, use without droppable cache) in bytes of every limited memory control group of this process."""
     try:
         entries = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -53,7 +53,7 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
 
 def _ancestors(base: Path, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
     group = base / path.lstrip("/")
-    # Inside a container the path may be the host's: its own group is then mounted at the base.
+    # Inside a container the path may be the host's; then the container's own group is mounted at the base.
     if not group.is_dir():
         group = base
     while True:

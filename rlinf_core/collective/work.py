@@ -1,8 +1,9 @@
-"""Work handles: the future results of operations, and of functions of those results; the table of waits for them."""
+"""Work handles: the future results of operations, and of functions of those results; and the table of waits."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import threading
@@ -15,6 +16,7 @@ from rlinf_core import env_vars
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.process import tracing
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
+from rlinf_core.suggest import short_repr
 from rlinf_core.waiting import Operation, OperationKind, plain_seconds
 
 T = TypeVar("T")
@@ -22,11 +24,11 @@ U = TypeVar("U")
 
 
 _log = logging.getLogger(__name__)
-# Seconds of a further wait, at least, while somebody debugs a peer.
+# The shortest extension of an expired wait, in seconds, while a peer is being debugged.
 _EXTENSION = 0.25
 
 
-# Of the state of all handles: held for a few instructions, and never while calling out.
+# Guards the state of all handles: held for a few instructions, never during a callback.
 _lock = threading.Lock()
 
 
@@ -42,16 +44,16 @@ os.register_at_fork(after_in_child=_renew_lock)
 class Work(Generic[T]):
     """The future outcome of one operation. Any thread may wait for it, any number of times.
 
-    What arrives is decoded once, by the first thread that asks for it, so that a large copy or slow unpickling never
-    holds up the thread that reads.
+    A message is decoded once, by the first thread that asks for the result, so that a large copy or slow unpickling
+    never delays the reading thread.
 
     Attributes:
-        kind: what it does.
+        kind: the kind of the operation.
         target: its peer: an address, or the name of a channel.
-        key: the key of a channel; None: none.
+        key: the key of a channel's queue, or None.
         seconds: its time limit.
         since: when it was issued, on the monotonic clock.
-        serial: its number in the table of waits while it continues in the background, else None.
+        serial: its number in the table of operations if it runs in the background, else None.
     """
 
     __slots__ = (
@@ -84,10 +86,10 @@ class Work(Generic[T]):
         """Make the handle of an operation.
 
         Args:
-            seconds: what it may take in all, from now.
-            detached: its process continues meanwhile.
-            decode: makes the result of what arrives. It must not refer to this handle: in a cycle, a large message
-                would stay until the next garbage collection.
+            seconds: its time limit, from now.
+            detached: whether it runs in the background, while its caller continues.
+            decode: makes the result from the value passed to `arrive`. It must not refer to this handle: in a cycle, a
+                large message would stay until the next garbage collection.
         """
         self.kind = kind
         self.target = target
@@ -107,7 +109,7 @@ class Work(Generic[T]):
 
     @property
     def title(self) -> str:
-        """The operation in words, as in `recv from actor:0`."""
+        """The operation as text, for example `recv from actor:0`."""
         return Operation(self.kind, self.target, self.key, 0.0, 0).title
 
     @property
@@ -116,11 +118,11 @@ class Work(Generic[T]):
 
     @property
     def settled(self) -> bool:
-        """Whether its outcome is known; unlike `done`, asking does no work."""
+        """Whether its outcome is known; unlike `done`, this decodes nothing."""
         return self._done
 
     def done(self) -> bool:
-        """Return whether it has finished; a result that has arrived is decoded for that."""
+        """Return whether it has finished; decodes a result that has arrived."""
         if self._done:
             self._decode_once()
         return self._done
@@ -129,13 +131,13 @@ class Work(Generic[T]):
         """Return the operation's result.
 
         Args:
-            timeout: seconds to wait at most; by default until the operation's own deadline. The operation itself
-                continues when this passes, and may be waited for again.
+            timeout: seconds to wait at most; by default until the operation's own deadline. After a timeout the
+                operation continues, and may be waited for again.
 
         Raises:
             CommunicationTimeoutError: it did not finish in time.
             ValueError: `timeout` is not a valid time.
-            Exception: whatever the operation failed with.
+            Exception: the error of the operation.
         """
         if not self._done:
             if timeout is None:
@@ -151,7 +153,7 @@ class Work(Generic[T]):
         return self.async_wait().__await__()
 
     async def async_wait(self) -> T:
-        """Return the result without blocking the event loop, see `wait`. Cancelling leaves the operation as it is."""
+        """Return the result without blocking the event loop, see `wait`. Cancelling does not affect the operation."""
         deadline = self.deadline
         while not await self._async_wait_until(deadline):
             later = await asyncio.to_thread(self.later, self.since, self.seconds)
@@ -180,15 +182,18 @@ class Work(Generic[T]):
         return self._done
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
-        """Return a handle of `function(result)`, called in its own thread once this one has succeeded.
+        """Return a handle for `function(result)`, which is called in its own thread once this operation has succeeded.
 
-        A failure of this operation is the failure of that handle, and so is whatever `function` raises. The operation's
-        deadline is not that of `function`, which has as long as an operation without a timeout.
+        That handle fails if this operation fails or `function` raises. `function` has its own time limit, that of an
+        operation without a timeout, from when it starts.
+
+        Raises:
+            TypeError: `function` is not callable, or is a coroutine function, which the thread would not run.
         """
         return ChainedWork(self, function)
 
     def result(self) -> T:
-        """Return the result of a finished operation; raises what it failed with."""
+        """Return the result of a finished operation; raises its error if it failed."""
         if self._done:
             self._decode_once()
         if self._error is not None:
@@ -196,7 +201,7 @@ class Work(Generic[T]):
         return cast("T", self._value)
 
     def exception(self) -> BaseException | None:
-        """Return what a finished operation failed with, or None."""
+        """Return the error of a finished operation, or None."""
         if self._done:
             self._decode_once()
         return self._error
@@ -204,7 +209,7 @@ class Work(Generic[T]):
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback` when the operation finishes, in the thread that finishes it: it must not block.
 
-        What it raises there is logged.
+        Errors that it raises there are logged. If the operation has finished, `callback` is called here at once.
         """
         with _lock:
             if not self._done:
@@ -218,16 +223,18 @@ class Work(Generic[T]):
         return self._settle(value, None)
 
     def arrive(self, encoded: object) -> bool:
-        """Finish with what `decode` takes."""
+        """Finish with the argument for `decode`."""
         return self._settle(encoded, None)
 
     def fail(self, error: BaseException) -> bool:
         return self._settle(None, error)
 
     def wait_until(self, deadline: float, seconds: float | None = None, *, extended: bool = False) -> bool:
-        """Return whether it is done, at `deadline` (monotonic) at the latest, `seconds` from when it was wanted.
+        """Wait until it is done or `deadline` (monotonic) passes; return whether it is done.
 
-        `extended`: while somebody debugs a process of the job, the time does not count.
+        Args:
+            seconds: the length of the whole wait, which ends at `deadline`; by default the operation's time limit.
+            extended: whether time in which a process of the job is being debugged does not count.
         """
         waits = self._waits
         if self._done or waits is None:
@@ -246,9 +253,9 @@ class Work(Generic[T]):
             waits.leave(self, serial)
 
     def later(self, began: float, seconds: float) -> float | None:
-        """Return the next deadline of an expired wait of `seconds` from `began`; None if it has none.
+        """Return the extended deadline of an expired wait of `seconds` from `began`; None if it is not extended.
 
-        Time in which somebody debugs a process of the job does not count. Asks the manager; blocks briefly.
+        Time in which a process of the job is being debugged does not count. Asks the manager; blocks briefly.
         """
         now = time.monotonic()
         paused = 0.0 if self._waits is None else self._waits.paused(self.target, now - began)
@@ -280,7 +287,7 @@ class Work(Generic[T]):
             if self._error is None:
                 try:
                     self._value = self._decode(self._value)
-                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
+                except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
                     self._value, self._error = None, error
             self._decode = None
 
@@ -298,7 +305,7 @@ class Work(Generic[T]):
         for callback in callbacks or ():
             try:
                 callback()
-            except Exception:  # noqa: BLE001 - this thread may read for everybody, and the other callbacks wake who waits
+            except Exception:  # noqa: BLE001 - the other callbacks must run, and this thread may read for every stream
                 _log.exception("a callback of `%s` failed", self.title)
         return True
 
@@ -317,6 +324,8 @@ class ChainedWork(Work[U]):
     __slots__ = ("_after",)
 
     def __init__(self, after: Work[T], function: Callable[[T], U]) -> None:
+        if not callable(function) or inspect.iscoroutinefunction(function):
+            raise TypeError(f"`then` takes an ordinary function, not {short_repr(function)}: await the handle instead")
         name = getattr(function, "__qualname__", None) or repr(function)
         super().__init__(OperationKind.METHOD, name, env_vars.TIMEOUT.get())
         self._after = cast("Work[object]", after)
@@ -325,7 +334,7 @@ class ChainedWork(Work[U]):
             self.since = time.monotonic()
             try:
                 value = function(after.result())
-            except BaseException as error:  # noqa: BLE001 - whatever user code raises is the handle's outcome
+            except BaseException as error:  # noqa: BLE001 - any error of user code is the handle's outcome
                 self.fail(error)
             else:
                 self.finish(value)
@@ -334,7 +343,7 @@ class ChainedWork(Work[U]):
 
     @property
     def deadline(self) -> float:
-        """The deadline of the other operation; once that has finished, the one of the function."""
+        """The deadline of the other operation until that has finished, then that of the function."""
         return super().deadline if self._after.settled else self._after.deadline
 
     def wait(self, timeout: float | None = None) -> U:
@@ -344,7 +353,7 @@ class ChainedWork(Work[U]):
 
     async def async_wait(self) -> U:
         with suppress(Exception):
-            # Not its own: who is cancelled here gives up what the function makes, not the operation.
+            # The base method: awaiting the other operation must not cancel it if this task is cancelled.
             await Work[object].async_wait(self._after)
         return await super().async_wait()
 
@@ -356,14 +365,14 @@ class ChainedWork(Work[U]):
 
 
 class WaitTable:
-    """The operations that the threads and tasks of a process wait in; publishes them, and fails them from outside.
+    """The operations in which the threads and tasks of a process wait: publishes them, and can fail them.
 
     Attributes:
-        operations: where they are published.
+        operations: the table in which they are published.
         patience: the default time limit of an operation in seconds.
         picture: describes the peers that an expired operation waits for, if known; may block briefly.
-        paused: how many of the last seconds did not count for a wait for this target, as somebody debugged its peers.
-        check: called before a wait begins; raises if it must not.
+        paused: returns how many of the last `seconds` do not count for a wait for `target`, because of debugging.
+        check: called before a wait begins; raises if the thread must not wait.
         acknowledged: called when a wait begins that may be for the acknowledgement of a tensor.
     """
 
@@ -375,11 +384,11 @@ class WaitTable:
         self.check: Callable[[], object] = lambda: None
         self.acknowledged: Callable[[Work[Any]], object] = lambda work: None
         self._waiting: dict[int, Work[Any]] = {}
-        # While the run is traced: since when who waits for what continues in the background.
+        # While the run is traced, by serial of a background operation: when a wait for it began, and in which task.
         self._traced: dict[int, tuple[float, Hashable]] = {}
 
     def waiting(self) -> list[Work[Any]]:
-        """Return what threads and tasks are blocked in now."""
+        """Return the operations in which threads and tasks wait now."""
         return list(self._waiting.copy().values())
 
     def fail(self, serial: int, error: BaseException) -> bool:
@@ -388,7 +397,7 @@ class WaitTable:
         return work is not None and work.fail(error)
 
     def fail_task(self, task_key: Hashable, error: BaseException) -> None:
-        """Fail the operations that a task, or a thread by its number, waits in; all of them for None."""
+        """Fail the operations that a task, or a thread by its ident, waits in; with None, those of all tasks."""
         for serial, work in self._waiting.copy().items():
             if task_key is None or self.operations.task_key(serial) == task_key:
                 work.fail(error)
@@ -403,7 +412,7 @@ class WaitTable:
             self.leave(work, serial)
 
     def enter(self, work: Work[Any], task_key: Hashable = None, seconds: float | None = None) -> int:
-        """Do what `during` does first, for a wait of `seconds` at most; return what `leave` takes."""
+        """Publish a wait of at most `seconds`, as `during` does; return the serial for `leave`."""
         self.check()
         bounded = (work.seconds if seconds is None else seconds) < self.patience
         serial = work.serial

@@ -22,7 +22,7 @@ from rlinf_core.config.tree import Path
 from rlinf_core.foreign.terminal_text import escape_of
 from rlinf_core.suggest import LONGEST_LINE, clipped
 
-# Findings of one code.
+# Most findings of one code that are kept.
 MOST: Final = 100
 
 
@@ -40,10 +40,10 @@ class Diagnostic(NamedTuple):
     Attributes:
         code: the rule, in kebab case, for `rlinf explain CODE`.
         span: the underlined text.
-        path: the configuration path it concerns, empty for the whole file.
+        path: the configuration path that it concerns; empty for the whole file.
         help: the remedy in one line, or None.
         related: other relevant places, each with a short explanation.
-        findings: how many findings it stands for.
+        findings: the number of findings that it represents.
     """
 
     code: str
@@ -57,8 +57,8 @@ class Diagnostic(NamedTuple):
 
 
 class Diagnostics:
-    """A collection of findings. The same code at the same place is kept once; of one code the first hundred are kept,
-    and the others counted."""
+    """A collection of findings. The same code at the same place is kept once. The first `MOST` findings of a code are
+    kept, further ones only counted."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int, int, int]] = set()
@@ -122,7 +122,7 @@ class Diagnostics:
 
 
 def _quotable(text: str) -> str:
-    # Secrets first: where a quotation is clipped, its name may be gone.
+    # Mask before clipping, which may remove the name that identifies a secret.
     return text if len(text) <= LONGEST_LINE else clipped(mask_message(text))
 
 
@@ -130,8 +130,7 @@ def _quotable(text: str) -> str:
 _WIDTH: Final = 160
 _TAB: Final = 4
 _ELLIPSIS: Final = "…"
-# Code points considered on either side of the caret: enough for any crop, so that one enormous line costs no more than
-# others.
+# Code points considered on either side of the caret: enough for any crop, and bounded for an enormous line.
 _NEARBY: Final = 400
 
 _RESET: Final = "\x1b[0m"
@@ -153,7 +152,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
     span = diagnostic.span
     begin = span.begin
     tint = _COLORS[diagnostic.severity]
-    # A file that is missing or empty has no places.
+    # A missing or empty file has no positions.
     place = f"{begin}:" if span.source.text else ""
     head = paint(f"{visible(span.source.name)}:{place}", _BOLD)
     label = paint(f"{diagnostic.severity}[{diagnostic.code}]", tint)
@@ -183,7 +182,7 @@ def _visible(character: str) -> str:
 
 
 class _Excerpt(NamedTuple):
-    """A line as shown: `run` carets begin `caret` columns into it."""
+    """A displayed line, underlined by `run` carets that begin at column `caret`."""
 
     text: str
     caret: int
@@ -228,7 +227,7 @@ def _masked(source: SourceText) -> list[str] | None:
 
 
 def _cells(text: str) -> list[str]:
-    """Return the printed form of each code point; a tab runs to its stop."""
+    """Return the printed form of each code point; a tab extends to the next tab stop."""
     cells: list[str] = []
     column = 0
     for character in text:

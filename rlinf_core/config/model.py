@@ -1,6 +1,6 @@
 """The base class of sections, its rules about keys without effect, and errors that hold several findings.
 
-A section can be a union of models, of which each holds its own keys and defaults; a key chooses the member:
+A section can be a union of models, each with its own keys and defaults; a key chooses the member:
 
     algorithm: Annotated[Ppo | Sac, OneOf("loss_type")] = Field(default_factory=Ppo)
 """
@@ -81,7 +81,7 @@ Finding: TypeAlias = tuple[Path, PydanticCustomError, Any]
 
 
 def read_each(items: Iterable[tuple[Path, Any]], read: Callable[[Path, Any], T]) -> list[T]:
-    """Return what `read` makes of values, each with its path in the whole; raise the errors of all together."""
+    """Return the results of `read` for values with their paths; raise the errors of all values together."""
     values: list[T] = []
     findings: list[Finding] = []
     for path, item in items:
@@ -141,12 +141,12 @@ class Variant(ConfigModel):
 
     @classmethod
     def takes(cls, name: str) -> bool:
-        """Return whether a value of the key chooses this member: one of its names, or what else it takes."""
+        """Return whether a value of the key chooses this member: one of its names, or a match of `form`."""
         return name in cls.names() or (bool(cls.form) and re.fullmatch(cls.form, name) is not None)
 
     @classmethod
     def keeps(cls, key: str, value: object, before: str, now: str) -> bool:
-        """Return whether a key of `of_kind` with this value says the same to two kinds, by their names."""
+        """Return whether a key of `of_kind` with this value means the same in the kinds named `before` and `now`."""
         return False
 
 
@@ -168,7 +168,7 @@ class OneOf:
             written: Mapping[str, Any] = cast("Any", value) if isinstance(value, Mapping) else {}
             return chosen(members, written).model_validate(value)
 
-        # A member's own schema is made when a file chooses it: there are many, and that takes long.
+        # There are many members, and building a schema is slow: each is built when a file chooses the member.
         return no_info_plain_validator_function(read, metadata={_MEMBERS: members})
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -182,13 +182,13 @@ class OneOf:
                 values = {"anyOf": [values, {"type": "string", "pattern": f"^({member.form})$"}]}
             named = {"properties": {self.key: values}, "required": [self.key]}
             written = {"if": named, "then": reference, "else": written}
-        # What a file extends, or what a reference names, may choose.
+        # The schema cannot know the choice of a base file or of a reference, and so accepts any member then.
         known = {"required": [self.key], "properties": {self.key: {"type": "string", "not": {"pattern": r"\$\{"}}}}
         return {"if": known, "then": written, "else": {"anyOf": references}}
 
 
 def one_of(members: tuple[type[Variant], ...]) -> Any:
-    """Return the type of a section that is one of these, the default first."""
+    """Return the type of a section that is one of `members`, the default first."""
     return Annotated[cast("Any", Union)[members], OneOf(members[0].chosen_by)]
 
 
@@ -206,8 +206,8 @@ def _schema_of(member: type[Variant]) -> CoreSchema:
 def chosen(members: Sequence[type[V]], written: Mapping[str, Any]) -> type[V]:
     """Return the member that a section chooses.
 
-    Without the key, that is the first one. Of a value that no member has, it is the one that was probably meant: that
-    of a similar name, or else the one with most of the keys, the user's own where several have as many.
+    Without the key, that is the first. For a value that chooses no member, it is the one with the most similar name,
+    or else the one with the most of the written keys; among equals, one with a `form`.
     """
     name = written.get(members[0].chosen_by)
     if name is None or name == "":
@@ -234,12 +234,12 @@ def kind_of_section(
     form: str = "",
     others: tuple[str, ...] = (),
 ) -> type[V]:
-    """Return a kind of a section, whose `options` are its own.
+    """Create a kind of a section with its own `options`.
 
     Args:
         base: the section.
-        names: what chooses the kind; none where only `form` does.
-        options: the model of its options; None: any.
+        names: the values that choose the kind; empty if only `form` does.
+        options: the model of its options; None: any options.
         mixins: sections with further keys of the kind.
         form, others: see `Variant`.
     """
@@ -267,9 +267,9 @@ def kind_of_section(
 
 
 def options_of(model: type[BaseModel]) -> Any:
-    """Return the type of options that a model describes: a dictionary of those that the file sets.
+    """Return the type of options that `model` validates: a dictionary of those that the file sets.
 
-    They go to their owner, which knows the others' defaults.
+    The owner of the options adds the defaults.
     """
     return Annotated[model, AfterValidator(_as_written), PlainSerializer(_unchanged)]
 

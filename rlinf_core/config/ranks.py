@@ -24,7 +24,9 @@ from rlinf_core.config.tree import NamePiece, name_pieces
 from rlinf_core.scalars import problem, text_of
 
 _RANGE = re.compile(r"([0-9]+)\s*(?:-\s*([0-9]+))?\Z", re.ASCII)
-# Far above any real cluster, far below machine integer limits.
+# Such as the full-width comma and colon of Chinese text, or a dash.
+_NOT_ASCII = re.compile(r"[^\s\x00-\x7f]")
+# Far above any real cluster, and far below the limit of machine integers.
 MAX_RANK = 10**9
 
 
@@ -61,6 +63,12 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return ",".join(format_range(run) for run in runs)
 
 
+def nodes_text(ranks: Iterable[int]) -> str:
+    """Return `node 3` or `nodes 0-2,5` for ranks in any order."""
+    listed = format_ranks(sorted(ranks))
+    return f"node{'s' * (not listed.isdecimal())} {listed}"
+
+
 def merge_ranges(ranges: Iterable[range]) -> tuple[range, ...]:
     """Return the same numbers as ascending ranges that neither overlap nor touch."""
     merged: list[range] = []
@@ -93,7 +101,7 @@ def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
 
 
 def subtract(pieces: Iterable[range], taken: Sequence[range]) -> tuple[range, ...]:
-    """Return the numbers of `pieces` that are not in `taken`, ascending disjoint ranges; piece by piece."""
+    """Return, piece by piece, the numbers of `pieces` that are not in `taken`, which is ascending and disjoint."""
     remaining: list[range] = []
     for piece in pieces:
         at = piece.start
@@ -125,6 +133,9 @@ def parse_rank_map(text: str, item: int | None = None) -> tuple[RankMapPart, ...
     Raises:
         NotationError: the text is not a rank map.
     """
+    if (foreign := _NOT_ASCII.search(text)) is not None:
+        message = f"ranks cannot contain `{foreign[0]}`"
+        raise NotationError(message, *foreign.span(), "write ASCII digits, `,`, `-` and `:`")
     return tuple(_parse_part(part, item) for part in name_pieces(text))
 
 
@@ -192,7 +203,7 @@ class NodeRanks:
         return self.ranges is None or any(rank in piece for piece in self.ranges)
 
     def resolve(self, num_nodes: int) -> tuple[int, ...]:
-        """Return its ranks within 0 .. num_nodes-1, ascending and unique."""
+        """Return the ranks within 0 .. num_nodes-1, ascending and unique."""
         if self.ranges is None:
             return tuple(range(num_nodes))
         ranks: set[int] = set()

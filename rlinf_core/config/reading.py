@@ -1,6 +1,6 @@
 """Reading, the first stage of loading: from bytes to text to a tree with positions.
 
-Every error becomes a diagnostic at its place; no content of a file or a pipe raises here.
+Every error becomes a diagnostic at its place: no content of a file or a pipe raises an exception.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rlinf_core.foreign.files import BadFileError, open_regular
 from rlinf_core.foreign.strict_json import wide_encoding
 from rlinf_core.suggest import near
 
-# Bytes of a file.
+# The maximum size of a file.
 MOST_BYTES = 8 * 1024 * 1024
 _BOM = "\ufeff"
-# Seconds after which a wait for a terminal looks for signals.
+# Seconds between two checks for signals while waiting for a terminal.
 _WAKE_SECONDS = 0.2
 # All characters but the printable ones of YAML 1.2 (production 1, c-printable), and the line ends of YAML 1.1, which
 # are ordinary characters in 1.2 but not to the parser. The ASCII part of that set suffices for most files.
 _CONTROL = "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _ASCII_CONTROL = "[^\t\n\r\x20-\x7e]"
-_HEADER: Final = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|%[^\n]*\n)*")
+_HEADER: Final = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n|%[^\n]*\n)*")
 _VERSION: Final = re.compile(r"^%YAML(?![^\s])[ \t]*([^\n#]*?)[ \t\r]*(?:#[^\n]*)?$", re.MULTILINE)
 COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
 
@@ -40,13 +40,13 @@ def load_source(
 ) -> SourceText | None:
     """Return the text of a file, or of standard input for the name `-`; None after reporting why it cannot be read.
 
-    A pipe or a device is refused at once, but for one that a shell hands over as `/dev/stdin` or `/dev/fd/N`.
+    A pipe or a device is refused at once, unless a shell passes it as `/dev/stdin` or `/dev/fd/N`.
 
     Args:
         name: the file.
-        diagnostics: takes findings.
+        diagnostics: receives findings.
         stdin: replaces the process's standard input.
-        is_base: whether a file names it, and not a person: it is a regular file then.
+        is_base: whether another file names it, in which case it must be a regular file.
     """
     if name == "-":
         try:
@@ -72,7 +72,7 @@ def decode(
 ) -> SourceText | None:
     """Return the bytes of a file as text; None after reporting why they are not text.
 
-    A byte order mark is dropped, and a carriage return without a line feed becomes a line feed.
+    Leading byte order marks are dropped, and a carriage return without a line feed becomes a line feed.
     """
     if len(data) > MOST_BYTES:
         place = Span(SourceText(name, "", kind), 0, 0)
@@ -80,7 +80,7 @@ def decode(
         diagnostics.error("file-too-large", message, place, help="is this the right file?")
         return None
     try:
-        text = data.decode("utf-8").removeprefix(_BOM)
+        text = data.decode("utf-8").lstrip(_BOM)
     except UnicodeDecodeError as error:
         diagnostics.add(_not_utf8(name, data, kind, error))
         return None
@@ -104,7 +104,7 @@ def read(source: SourceText, diagnostics: Diagnostics) -> MappingNode | None:
 
 
 def read_document(source: SourceText, diagnostics: Diagnostics) -> tuple[bool, Node | None]:
-    """Return whether a file is YAML, and the value that it holds: None for a file without content."""
+    """Return whether a file is YAML, and its value, None for a file without content."""
     prefix = _shared_indentation(source.text)
     if prefix:
         with_what = "tab" if "\t" in prefix else "blanks"
@@ -117,7 +117,7 @@ def read_document(source: SourceText, diagnostics: Diagnostics) -> tuple[bool, N
 
 
 def _shared_indentation(text: str) -> str:
-    """Return the blanks and tabs that all lines start with, blank ones aside."""
+    """Return the blanks and tabs that all non-blank lines start with."""
     lines = [line for line in text.split("\n") if line.strip()]
     if not lines or lines[0][0] not in " \t":
         return ""
@@ -129,7 +129,7 @@ def _shared_indentation(text: str) -> str:
 
 
 def _with_blanks_for_tabs(text: str, prefix: str) -> str:
-    """Return a text with blanks for the tabs of the prefix of its lines; offsets stay."""
+    """Return a text with the tabs in the prefix of its lines replaced by blanks, which keeps offsets."""
     if "\t" not in prefix:
         return text
     size = len(prefix)
@@ -137,7 +137,7 @@ def _with_blanks_for_tabs(text: str, prefix: str) -> str:
 
 
 def _without_versions(source: SourceText, text: str, diagnostics: Diagnostics) -> str:
-    """Return a text with comments for its `%YAML` lines, which have no effect; report those of another version."""
+    """Return a text with its `%YAML` lines, which have no effect, made comments; report versions other than 1.2."""
     header = _HEADER.match(text)
     for number, directive in enumerate(list(_VERSION.finditer(text, 0, header.end() if header else 0))):
         if directive[1] != "1.2" or number:
@@ -153,7 +153,7 @@ def split_components(node: Node, path: Path, diagnostics: Diagnostics) -> Node:
     """Return a value at `path` with one entry for each component of `cluster.component_placement`.
 
     `actor,env: 0-3` becomes two entries, each with its part of the key. A component that is placed twice is reported,
-    and keeps its first place. A key with a missing name stays as it is, for the model to refuse.
+    and keeps its first placement. A key with a missing name is unchanged, and the model rejects it.
     """
     if not isinstance(node, MappingNode) or path != COMPONENT_PLACEMENT[: len(path)]:
         return node
@@ -181,13 +181,12 @@ def split_components(node: Node, path: Path, diagnostics: Diagnostics) -> Node:
 
 
 def read_value(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Node | None:
-    """Return the YAML value of a piece of a larger text, null for an empty one; None after reporting why it is not
-    YAML.
-    """
+    """Return the YAML value of a piece of a larger text, null for an empty piece; None after reporting an error."""
     if not _printable(source, start, end, diagnostics):
         return None
+    errors = diagnostics.count(Severity.ERROR)
     is_yaml, root = compose(source, f" {source.text[start:end]}", start, end, diagnostics)
-    if not is_yaml:
+    if not is_yaml or diagnostics.count(Severity.ERROR) > errors:
         return None
     return root if root is not None else ScalarNode(Span(source, start, start), "", None)
 
@@ -208,8 +207,8 @@ def _printable(source: SourceText, start: int, end: int, diagnostics: Diagnostic
 
 def _not_utf8(name: str, data: bytes, kind: Literal["file", "stdin"], error: UnicodeDecodeError) -> Diagnostic:
     before = data[: error.start].decode("utf-8")
-    text = (before + data[error.start :].decode("utf-8", "replace")).removeprefix(_BOM)
-    at = len(before.removeprefix(_BOM))
+    text = (before + data[error.start :].decode("utf-8", "replace")).lstrip(_BOM)
+    at = len(before.lstrip(_BOM))
     help = "save the file as UTF-8"
     if (other := wide_encoding(data)) is not None:
         message = f"the file is {other}, but a configuration is UTF-8"
@@ -231,7 +230,7 @@ def _read_stdin(size: int) -> bytes:
         return stream.read(size)
     data = b""
     while len(data) < size:
-        # A signal that comes just before a read blocks is handled when the read ends: at a terminal, maybe never.
+        # A signal that arrives just before a read blocks is handled after the read, at a terminal perhaps never.
         while not select.select([stream], [], [], _WAKE_SECONDS)[0]:
             pass
         line = os.read(stream.fileno(), size - len(data))

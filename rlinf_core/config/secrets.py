@@ -1,14 +1,14 @@
 """Recognition of secret-looking values, and their masking in all output.
 
-Environment variables (names in capitals): `*TOKEN`, `*_KEY`, `*_PASS`, `*_PAT`, `*_DSN`, `*_AUTH`, `*_PRIVATE` and the
-other ends below, also with a number, `_B64` or `_JSON` after it, and whatever holds PASSWORD, PASSWD, PASSPHRASE,
+Environment variables (names in capitals): `*_TOKEN`, `*_KEY`, `*_PASS`, `*_PAT`, `*_DSN`, `*_AUTH`, `*_PRIVATE` and the
+other suffixes below, also followed by a number, `_B64` or `_JSON`, and names that contain PASSWORD, PASSWD, PASSPHRASE,
 SECRET, CREDENTIAL or AUTHORIZATION. `*_CREDENTIALS`, `*_AUTH` and the like may name a file: a path is no secret.
 
-Configuration keys (any other spelling): the words that a name may hold, and `*token`, but not special tokens
-(`pad_token`), and `*_key` only after a word such as `api`, `access` or `private`. Neither `max_tokens` nor
-`identity_file` is.
+Configuration keys (any other spelling): names that contain the same words; `*token`, except special tokens such as
+`pad_token`; and `*_key` only after a word such as `api`, `access` or `private`. `max_tokens` and `identity_file` are no
+secrets.
 
-Texts anywhere: the password of a URL (`postgres://user:PASSWORD@host`), and what an HTTP URL has in its place
+Texts anywhere: the password of a URL (`postgres://user:PASSWORD@host`), and the token of an HTTP URL
 (`https://TOKEN@host`).
 """
 
@@ -24,17 +24,17 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, S
 from rlinf_core.process.known_secrets import MASK, SHORTEST
 
 _ALWAYS: Final = ("password", "passwd", "passphrase", "secret", "credential", "authorization")
-# Ends of the names of environment variables.
+# Suffixes of the names of environment variables.
 _VARIABLE_ENDS: Final = (
     *("AUTH", "BEARER", "CONNECTION_STRING", "COOKIE", "COOKIES", "CREDS", "DSN", "JWT", "OTP", "PASS", "PASSCODE"),
     *("PAT", "PRIVATE", "PW", "PWD", "SAS", "SESSION", "WEBHOOK", "WEBHOOK_URL"),
 )
-# Those of them whose value may be a file's path.
+# Suffixes of variables whose value may also be a file's path.
 _FILE_ENDS: Final = ("_AUTH", "_COOKIE", "_COOKIES", "_CREDENTIALS", "_CREDS", "_PRIVATE", "_SESSION")
 _PATH: Final = re.compile(
     r"(~|\.{1,2})?/[^\s+=:]*|[^\s+=:]+\.(json|ya?ml|toml|ini|conf|txt|env|pem|key|crt|pub|asc|gpg)"
 )
-# The kind of desktop.
+# Holds the kind of desktop, despite its suffix.
 _NO_SECRETS: Final = ("DESKTOP_SESSION",)
 _FORM: Final = re.compile(r"_?([0-9]+|B64|BASE64|JSON)\Z")
 _SPECIAL_TOKENS: Final = frozenset(
@@ -51,7 +51,7 @@ _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 @cache
 def _url_secret() -> re.Pattern[str]:
-    """Return the pattern of a password in a URL. Compiled only where a text has a URL."""
+    """Return the pattern of a password in a URL. Cached here so that it is only compiled for a text with a URL."""
     return re.compile(
         r"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#:@'\"`]*:|(?:git\+)?https?://(?=[^\s/?#:@'\"`]+@))"
         r"(?P<secret>(?!\$\{)[^\s/?#'\"`]+)@",
@@ -60,9 +60,9 @@ def _url_secret() -> re.Pattern[str]:
 
 
 def is_secret(name: str, value: object = None) -> bool:
-    """Return whether the value of a variable or key of this name must be masked. Only the last part of `a.b` counts.
+    """Return whether the value of a variable or key must be masked. Only the last part of a name `a.b` counts.
 
-    Where the value is known, one that names a file is not.
+    If `value` is given and names a file, some suffixes such as `_AUTH` are no secrets.
     """
     name = name.rpartition(".")[2]
     if name.isupper():
@@ -91,19 +91,19 @@ def _looks_secret(name: str) -> bool:
 
 
 def environment_secrets() -> frozenset[str]:
-    """Return the values of this process's environment variables with secret-looking names, and passwords of URLs in
-    any, except very short ones."""
+    """Return the values of environment variables with secret-looking names, and the passwords of URLs in any variable,
+    except very short ones."""
     named = {text for name, text in os.environ.items() if is_secret(name, text)}
     return frozenset(text for text in named.union(*map(url_secrets, os.environ.values())) if len(text) >= SHORTEST)
 
 
 def url_secrets(text: str) -> set[str]:
-    """Return the passwords of the URLs in a text, as they are written there."""
+    """Return the passwords of the URLs in a text, as written."""
     return {match["secret"] for match in _url_secret().finditer(text)} if "://" in text else set()
 
 
 def mask_urls(text: str, *, in_place: bool = False) -> str:
-    """Return a text with stars for the passwords of URLs: as many as each has characters where it stays `in_place`."""
+    """Return a text with the passwords of URLs masked; `in_place` replaces each character by a star."""
     if "://" not in text:
         return text
 
@@ -118,7 +118,7 @@ def _is_hidden(path: Path, scalar: ScalarNode, secret: Collection[Path]) -> bool
     """Return whether a value is at or below a path in `secret` or a secret-looking key; null and empty text are not."""
     if scalar.value in (None, "") or not path:
         return False
-    # Only the value itself can name a file.
+    # The path check applies only to the value's own key.
     *above, last = path
     if isinstance(last, str) and is_secret(last, scalar.raw):
         return True
@@ -156,10 +156,10 @@ def _mask(node: Node, path: Path, secret: frozenset[Path]) -> Node:
 _SECRET_WORD: Final = re.compile(
     f"{'|'.join((*_ALWAYS, 'token', 'key', *(f'_{end}' for end in _VARIABLE_ENDS)))}", re.IGNORECASE
 )
-# `name:` or `name=`, quoted or not, wherever it stands in a line.
+# `name:` or `name=`, quoted or not, anywhere in a line.
 _ASSIGNMENT: Final = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]++)["']?[ \t]*+[:=]""")
 _FLOW_END: Final = re.compile(r"[,}\]]")
-# A reference without a default shows nothing of a value.
+# A reference without a default reveals nothing of the value.
 _BARE_REFERENCE: Final = re.compile(r"""["']?\$\{(env:\w+|[^}:]*)\}["']?\s*(#.*)?\Z""")
 
 
@@ -173,7 +173,7 @@ def mask_text(text: str) -> str:
     if not _SECRET_WORD.search(text):
         return text
     shown: list[str] = []
-    # Within a multi-line secret value: the column of its key; deeper indented lines belong to it.
+    # The column of the key of a multi-line secret, or None: deeper indented lines belong to its value.
     column: int | None = None
     for line in text.split("\n"):
         indent = len(line) - len(line.lstrip())
@@ -189,7 +189,7 @@ _QUOTED: Final = re.compile("`[^`]+`")
 
 
 def mask_message(text: str) -> str:
-    """Return a message for printing with masks for passwords of URLs, and in quotations such as `API_TOKEN=...`."""
+    """Return a message with masked passwords of URLs, and masked secrets in quotations such as `API_TOKEN=...`."""
     text = mask_urls(text)
     return _QUOTED.sub(lambda quoted: f"`{mask_text(quoted[0][1:-1])}`", text) if _SECRET_WORD.search(text) else text
 
@@ -217,7 +217,7 @@ def _mask_line(line: str) -> tuple[str, int | None]:
 
 
 def _value_end(line: str, start: int, *, inside: bool) -> int:
-    """Return the end of the value that begins at `start`: within brackets a comma or a bracket, else the line's end."""
+    """Return the end of the value at `start`: inside brackets the next comma or bracket, else the end of the line."""
     if not inside:
         return len(line)
     while line[start : start + 1].isspace():

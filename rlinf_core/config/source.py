@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 OVERRIDES_NAME = "<overrides>"
 STDIN_NAME = "<stdin>"
-# The last number of a file's layer: its bases have 0, 1, ... there.
+# The last number of a file's layer. Its bases have 0, 1, ... in that place, and so come first.
 _OWN: Final = math.inf
 
 
@@ -43,16 +43,16 @@ class SourceText:
 
     @property
     def layer(self) -> tuple[float, ...]:
-        """The place among the texts of a composed configuration; the values of a greater one win."""
+        """The precedence among the texts of a composed configuration; values of a greater layer win."""
         return (_OWN, _OWN) if self.kind == "overrides" else self.own_layer
 
     @property
     def is_quotable(self) -> bool:
-        """Whether findings show its lines: a base that is not named like a configuration may hold passwords."""
+        """Whether findings may show its lines: a base not named like a configuration may hold passwords."""
         return self.own_layer == (_OWN,) or self.name.endswith((".yaml", ".yml", ".json"))
 
     def as_base(self, of: SourceText, index: int) -> SourceText:
-        """Return this text as the base number `index` of another one."""
+        """Return this text as base number `index` of the text `of`."""
         return replace(self, own_layer=(*of.own_layer[:-1], index, _OWN))
 
     @cached_property
@@ -66,7 +66,7 @@ class SourceText:
         return Position(index + 1, offset - self._line_starts[index] + 1)
 
     def line(self, number: int) -> str:
-        """Line `number` (from 1) without its line end."""
+        """Return line `number` (from 1) without its line end."""
         start = self._line_starts[number - 1]
         end = self._line_starts[number] if number < len(self._line_starts) else len(self.text)
         return self.text[start:end].rstrip("\r\n")

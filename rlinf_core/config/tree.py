@@ -42,7 +42,7 @@ class Entry:
     """One `key: value` of a mapping.
 
     Attributes:
-        replaced: those of lower layers that it replaces, the last first.
+        replaced: the entries of lower layers that it replaces, highest layer first.
     """
 
     key: ScalarNode
@@ -85,12 +85,12 @@ def child(node: Node, segment: str | int) -> Node | None:
 
 
 def is_null(node: Node) -> bool:
-    """Return whether a value is null, written or left out."""
+    """Return whether a value is null, whether written or empty."""
     return isinstance(node, ScalarNode) and node.value is None
 
 
 def children(node: Node) -> Iterator[tuple[str | int, Node]]:
-    """Return the direct children of a node, each with its path segment; none for a scalar."""
+    """Yield the direct children of a node, each with its path segment; none for a scalar."""
     if isinstance(node, MappingNode):
         yield from ((entry.key.raw, entry.value) for entry in node.entries)
     elif isinstance(node, SequenceNode):
@@ -98,7 +98,7 @@ def children(node: Node) -> Iterator[tuple[str | int, Node]]:
 
 
 def scalars(node: Node, path: Path = ()) -> Iterator[tuple[Path, ScalarNode]]:
-    """Return the scalars at and below a node at `path`, each with its path."""
+    """Yield the scalars at and below a node at `path`, each with its path."""
     if isinstance(node, ScalarNode):
         yield path, node
     for segment, value in children(node):
@@ -130,7 +130,7 @@ def entry_at(node: Node, path: Path) -> Entry | None:
 def merge(base: Node, over: Node) -> Node:
     """Return `base` overridden by `over`.
 
-    Keys keep the order of `base`, new ones follow. Spans are those of the last layer to set a value.
+    Keys keep the order of `base`; new keys follow. Spans are those of the last layer that sets a value.
     """
     if not (isinstance(base, MappingNode) and isinstance(over, MappingNode)):
         return over
@@ -160,7 +160,7 @@ def to_data(node: Node) -> Value:
 
 
 def format_path(path: Path) -> str:
-    """Return `cluster.node_groups[0].label`, the form that overrides take and `paths.parse_path` reads."""
+    """Return a path as in `cluster.node_groups[0].label`, the form of overrides, which `parse_path` reads."""
     text = ""
     for segment in path:
         if isinstance(segment, int):
@@ -191,7 +191,7 @@ _HEXADECIMAL: Final = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
 _INFINITY: Final = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _NANS: Final = frozenset((".nan", ".NaN", ".NAN"))
-# Python does not convert longer ones from and to text (sys.set_int_max_str_digits); no setting is that large.
+# Python limits the conversion of long integers to text (sys.set_int_max_str_digits); no real setting is that long.
 _LONGEST_INTEGER: Final = 1000
 
 
@@ -228,7 +228,8 @@ def place(tree: MappingNode, path: Path) -> Span:
 
 
 def naming(tree: MappingNode, path: Path) -> Span:
-    """Return the key that names the value at `path`, the first line of a list item, or the start of the file."""
+    """Return the span of the key of the value at `path`, or of a list item's first line; else of a parent or the start
+    of the file."""
     while path:
         key = key_span(tree, path)
         if key is not None:
@@ -254,9 +255,9 @@ def first_line(node: Node) -> Span:
 
 
 def _without_comment(node: Node) -> Span:
-    """Return the span of a block collection up to the end of its first entry: its own end is after comments.
+    """Return the span of a block collection up to the end of its first entry, since its own end is after comments.
 
-    Composed nodes may have parts from other sources, which say nothing about this line.
+    Parts of a composed node from other sources are ignored.
     """
     span = node.span
     if isinstance(node, MappingNode) and node.entries and _within(span, node.entries[0].key.span):
@@ -284,7 +285,7 @@ def part(node: Node | None, start: int, end: int) -> Span | None:
 
 
 class NamePiece(NamedTuple):
-    """One of several names, stripped; `start` and `end` are its offsets in the whole text."""
+    """One of several names in a text, stripped; `start` and `end` are its offsets in the whole text."""
 
     name: str
     start: int
@@ -292,7 +293,7 @@ class NamePiece(NamedTuple):
 
 
 def name_pieces(text: str, separator: str = ",", at: int = 0) -> list[NamePiece]:
-    """Return the pieces of a text between separators; one between two separators is empty. `at` is its own offset."""
+    """Return the possibly empty pieces of a text between separators. `at` is the offset of `text` itself."""
     pieces: list[NamePiece] = []
     for piece in text.split(separator):
         name = piece.strip()
@@ -307,10 +308,10 @@ class Composed(NamedTuple):
 
     Attributes:
         tree: the effective values; their spans give the source of each.
-        sources: the file, its bases, and the overrides if there are any.
-        unresolved: paths with a reported reference error, whose values must not be checked.
-        secret: paths whose value came, through a reference, from a secret-looking variable or key (see `secrets.py`).
-        referred: paths that references read.
+        sources: the file, its bases, and the overrides, if any.
+        unresolved: paths of values that could not be read or whose references failed, both reported: not checked.
+        secret: paths whose value came through a reference from a secret-looking variable or key (see `secrets.py`).
+        referred: paths that references name.
     """
 
     tree: MappingNode
@@ -320,6 +321,6 @@ class Composed(NamedTuple):
     referred: frozenset[Path] = frozenset()
 
     def moved(self, tree: MappingNode, new: Callable[[Path], Path]) -> Composed:
-        """Return it with another tree, in which values are at new paths."""
+        """Return the configuration with another tree, in which values have moved to new paths."""
         paths = (frozenset(map(new, paths)) for paths in (self.unresolved, self.secret, self.referred))
         return Composed(tree, self.sources, *paths)

@@ -1,7 +1,6 @@
 """Explanations of the parser's errors, with a remedy.
 
-For common mistakes the parser does not stop at the mistake itself. Each row of `_RULES`, or function, covers one family
-of errors.
+The parser often stops after the mistake itself. Each row of `_RULES`, or function, covers one family of errors.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rlinf_core.suggest import excerpt
 
 
 class _Problem(NamedTuple):
-    """An error of the parser: its words, where it stopped, and the start of the construct that it was in."""
+    """An error of the parser: its words, the offset where it stopped, and the start of the enclosing construct."""
 
     words: str
     at: int
@@ -32,8 +31,9 @@ class _Slip(NamedTuple):
     opened_at: int | None = None
 
 
-# The parser's message, "CONTEXT: PROBLEM"; the span to underline, from where it stopped or, after `<`, from the start
-# of the context; and our message, with `{first}`, `{piece}` and `{quoted}` of the underlined text.
+# Rows of: a pattern of the parser's message, "CONTEXT: PROBLEM"; the extent to underline, from where the parser stopped
+# or, with `<`, from the start of the context; our message and its remedy, with `{first}`, `{piece}` and `{quoted}` of
+# the underlined text.
 _LEFT_OVER: Final = "(?s).*: expected <block end>, but found "
 _RULES: Final[tuple[tuple[str, str, str, str | None], ...]] = (
     (
@@ -101,11 +101,11 @@ def explain(
     """Report why the parser rejected a text.
 
     Args:
-        span: returns the place in the source of a range of the text.
+        span: a function that maps a range of the text to its span in the source.
         text: the text.
-        error: what the parser raised.
-        stopped: where the parser stopped, for an error that does not say.
-        diagnostics: takes the finding.
+        error: the parser's exception.
+        stopped: the offset where the parser stopped, for an exception without a position.
+        diagnostics: receives the finding.
     """
     marked = cast("Any", error)
     mark, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
@@ -123,7 +123,7 @@ def explain(
 
 
 def _slips(text: str, problem: _Problem) -> Iterator[_Slip]:
-    """Return the matching explanations, best first, with a generic one at the end."""
+    """Yield the matching explanations, best first, with a generic one at the end."""
     for rule in (_tab, _open_bracket, _missing_space):
         if slip := rule(text, problem):
             yield slip
@@ -182,10 +182,10 @@ def _open_bracket(text: str, problem: _Problem) -> _Slip | None:
 
 
 def _missing_space(text: str, problem: _Problem) -> _Slip | None:
-    """Return the explanation for `key:value` without a space: here inside braces, else on the unfinished line."""
+    """Return the explanation for `key:value` without a space: before a bracket here, else on the unfinished line."""
     at = problem.at
     if text[at : at + 2] in (":[", ":{") and (key := re.search(r"[A-Za-z_][\w.-]*\Z", text[:at])):
-        return _no_space(at, key[0])
+        return _no_space(text, at, key[0])
     line: int | None = None
     if "could not find expected ':'" in problem.words and problem.context_at is not None:
         line = _line_start(text, problem.context_at)
@@ -194,18 +194,20 @@ def _missing_space(text: str, problem: _Problem) -> _Slip | None:
         line = None if re.search(r":\s+\S", text[start:at]) else _line_above(text, start)
     match = None if line is None else _GLUED.match(text, line)
     if match and not re.search(r":(\s|$)", _line(text, match.start())):
-        return _no_space(match.end() - 1, match[1])
+        return _no_space(text, match.end() - 1, match[1])
     return None
 
 
-_GLUED: Final = re.compile(r"[ \t]*(?:- +)?([A-Za-z_][\w.-]*):(?=[^\s/:])")
+_GLUED: Final = re.compile(r"[ \t]*(?:- +)?([A-Za-z_][\w.-]*)(?::(?=[^\s/:])|：)")
 
 
-def _no_space(colon: int, key: str) -> _Slip:
-    return _Slip("a space is missing after this `:`", colon, colon + 1, f"write `{key}: ...`")
+def _no_space(text: str, colon: int, key: str) -> _Slip:
+    sign = text[colon]
+    message = "a space is missing after this `:`" if sign == ":" else f"this `{sign}` is not the `:` of YAML"
+    return _Slip(message, colon, colon + 1, f"write `{key}: ...`")
 
 
-# Ends of what is underlined, from where it starts: a word, and a line with or without the comment in it.
+# The underlined extents, matched from their start: a character, a word, a line with or without its comment.
 _EXTENTS: Final = {
     "char": re.compile("."),
     "word": re.compile(r"[^\s,\[\]{}]*"),

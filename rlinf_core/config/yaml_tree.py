@@ -1,7 +1,7 @@
-"""From YAML text to a tree with positions, by the composer of ruamel.yaml.
+"""The composition of YAML text into a tree with positions, by ruamel.yaml.
 
-Mistakes that do not keep the text from being read are collected: duplicate keys, unknown tags, undefined aliases.
-Aliases become shared nodes and are counted as if copied, which is their later cost.
+Duplicate keys, unknown tags, undefined aliases and other mistakes that still leave a tree are collected. Aliases become
+shared nodes, and count towards the limits as if copied, which is their later cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, Sequenc
 from rlinf_core.suggest import did_you_mean, excerpt
 
 if TYPE_CHECKING:
-    # ruamel.yaml has types in part.
+    # ruamel.yaml is only partly typed.
     _Composer = _Parser = _Scanner = Any
 else:
     _Composer, _Parser, _Scanner = Composer, Parser, Scanner
@@ -36,11 +36,11 @@ _PROPERTY: Final = re.compile(r"[&!]\S*[ \t\r\n]*")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # Blank lines and comments between tokens.
 _GAP: Final = re.compile(r"(?:[ \t]*(?:(?<![^ \t\n])#[^\n\0]*|\r)?\n)*[ \t]*(?:(?<![^ \t\n])#[^\n\0]*)?")
-# Limits far above any real configuration and low enough to stay fast: on the values of a text (keys do not count) after
-# expanding every alias, and on the nesting depth of mappings and lists.
+# Limits on the number of values (without keys) after expanding aliases, and on the nesting depth: far above any real
+# configuration, and low enough to stay fast.
 MOST_NODES = 500_000
 MOST_DEPTH = 100
-# Similar names are searched for in this many findings at most, among names of this length.
+# Suggestions of similar names are made for at most this many findings, among names of at most this length.
 _MOST_SUGGESTIONS: Final = 20
 _LONGEST_NAME: Final = 60
 
@@ -53,12 +53,12 @@ def compose(source: SourceText, text: str, start: int, end: int, diagnostics: Di
     """Return whether a text is YAML, and its value; None for a text without content.
 
     Args:
-        source, start, end: where the text is, for positions. One that does not start the source has a blank before it,
-            which keeps `%` and `---` out of the first column, where they are a directive and a document's mark.
+        source, start, end: the source and offsets of the text. If `start` is not 0, `text` has an additional blank in
+            front, since `%` and `---` in the first column would be a directive and a document marker.
         text: the text.
-        diagnostics: takes the findings.
+        diagnostics: receives the findings.
     """
-    # A last line of blanks is a line: one of a block of text.
+    # A last line of blanks needs a line end to count as a line of a block scalar.
     text += "\n" if text.endswith((" ", "\t")) else ""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.Scanner, yaml.Parser, yaml.Composer = _QuickScanner, _QuickParser, _TreeComposer
@@ -76,7 +76,7 @@ def compose(source: SourceText, text: str, start: int, end: int, diagnostics: Di
         diagnostics.extend(composer.findings)
         return False, None
     except (YAMLError, ValueError, OverflowError, AssertionError) as error:
-        # The last three by an escape beyond U+10FFFF, and by an absurd version.
+        # ruamel.yaml raises the last three for an escape beyond U+10FFFF and for an absurd version.
         from rlinf_core.config.yaml_hints import explain
 
         explain(composer.span, text, error, yaml.reader.index, diagnostics)
@@ -90,14 +90,14 @@ class _QuickParser(_Parser):
 
 
 class _QuickScanner(_Scanner):
-    """The scanner of ruamel.yaml, with tabs as YAML 1.2 has them."""
+    """The scanner of ruamel.yaml, with tabs treated as in YAML 1.2."""
 
     def check_key(self) -> bool:
         """Return whether a `?` starts a key."""
         return self.reader.peek(1) in "\0 \t\r\n"
 
     def need_more_tokens(self) -> bool:
-        """Return whether the next token is not known yet: it may be a key."""
+        """Return whether the next token may still become a key, so that more tokens are needed."""
         if self.done or not self.tokens:
             return not self.done
         for key in self.possible_simple_keys.values():
@@ -120,7 +120,7 @@ class _QuickScanner(_Scanner):
             if not before.strip() and text[end] != "\0":
                 self._go_to(max(start, line + before.index("\t")))
                 raise ScannerError(None, None, "found character '\\t' that cannot start any token", reader.get_mark())
-            # No nested list or mapping may start after it: its indentation would depend on the tab.
+            # No nested list or mapping may start after a tab, on which its indentation would depend.
             self.allow_simple_key = False
         self._go_to(end)
         if text[end] == "#":
@@ -144,19 +144,19 @@ class _Anchored(NamedTuple):
 
 
 class _TreeComposer(_Composer):
-    """The composition of one text into our nodes, from the innermost outwards."""
+    """A composer of one text into our nodes, innermost first."""
 
     parser = cached_property(lambda self: self.loader.parser)
 
     def begin(self, source: SourceText, text: str, start: int, end: int) -> None:
-        """Take the text, and where it is in its source."""
+        """Set the text and its range in the source."""
         self._source, self._text, self._shift = source, text, start - 1 if start else 0
         self._start, self._stop = start, end
         self.findings = Diagnostics()
         self._anchored: dict[str, _Anchored | None] = {}
         self._path: list[str | int] = []
         self._count = self._depth = self._deepest = self._undefined = 0
-        # The end of the last value or key: a block's own end is after the comments that follow it.
+        # The end of the last value or key, since a block's own end is after the comments that follow it.
         self._last = 0
 
     def span(self, start: int, end: int | None = None) -> Span:
@@ -168,7 +168,7 @@ class _TreeComposer(_Composer):
         return Span(self._source, first, stop)
 
     def compose_node(self, parent: Any, index: Any) -> Node:
-        """Return the node that comes next: an item or a value of `parent`, or its key where there is no index."""
+        """Return the next node: an item or a value of `parent`, or, if `index` is None, a key."""
         event = self.parser.peek_event()
         is_key = index is None and parent is not None
         key = index if isinstance(index, ScalarNode) else None
@@ -216,7 +216,7 @@ class _TreeComposer(_Composer):
         return MappingNode(span, self._entries(raw.value)) if kind == "map" else SequenceNode(span, tuple(raw.value))
 
     def _content(self, event: Any, end: int) -> tuple[Span | None, int]:
-        """Return the span of a node's tag, if it has one, and where its content starts."""
+        """Return the span of a node's tag, or None, and the offset where its content starts."""
         start = event.start_mark.index
         tag = self.span(start) if event.ctag is not None else None
         for _ in range((event.anchor is not None) + (event.ctag is not None)):
@@ -275,7 +275,7 @@ class _TreeComposer(_Composer):
         return node
 
     def _entries(self, pairs: list[tuple[Node, Node]]) -> tuple[Entry, ...]:
-        """Return the entries of a mapping with `<<` expanded in place: own keys win, then the mapping named first."""
+        """Return the entries of a mapping with `<<` expanded in place: own keys win, then earlier merged mappings."""
         own: dict[str, Entry] = {}
         merges: list[tuple[int, Entry]] = []
         for name, value in pairs:
@@ -350,7 +350,7 @@ class _TreeComposer(_Composer):
         return raw, False
 
     def _whole_characters(self, raw: str, span: Span) -> str:
-        r"""Return `raw` with the halves of `"\ud83d\ude00"`, as JSON writes it, joined; a half alone is an error."""
+        r"""Return `raw` with surrogate pairs, as JSON's `"\ud83d\ude00"`, joined; report a lone surrogate."""
         joined = raw.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         if joined.count("\ufffd") > raw.count("\ufffd"):
             message = "an escape in this text is half a character"
@@ -391,7 +391,7 @@ class _TreeComposer(_Composer):
         self.findings.error(code, message, span, (*self._path, *below), help, related)
 
 
-# Tags of other tools, with our replacement.
+# Tags of other tools, each with its remedy.
 _TAG_HELP: Final = {
     "!env": "write `${env:NAME}` for a variable of the environment",
     "!include": "write `extends: FILE` at the top level to build on another file",

@@ -1,1 +1,1 @@
-"""Files, replies, connections and text of others. They are checked here before anything believes them."""
+"""Checks of untrusted input: files, replies, connections and text."""

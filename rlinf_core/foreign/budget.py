@@ -1,6 +1,6 @@
-"""Budgets of bytes: what a file or a message claims is added up, and refused before memory is taken for it.
+"""Budgets of bytes: the sizes that a file or a message claims are added up and checked before memory is allocated.
 
-A few bytes can claim gigabytes: a shape, a count, a compressed text, a text that thousands of rows refer to.
+A few bytes can claim gigabytes: a shape, a count, compressed text, text to which thousands of rows refer.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Final
 
 _KIB, _MIB, _GIB, _TIB = (1 << 10 * power for power in range(1, 5))
-# What people compress shrinks to a tenth, seldom to a thirtieth.
+# Real data compresses to a tenth, seldom to a thirtieth.
 _TIMES: Final = 128
 _LEAST: Final = 128 * _MIB
-# Bytes of a value as an object of Python's, besides its text.
+# Bytes of a value as a Python object, besides its text.
 VALUE: Final = 64
 
 
@@ -22,14 +22,14 @@ class OverBudgetError(ValueError):
 
 
 class Budget:
-    """The bytes that may be taken for one file or message.
+    """The bytes that may be allocated for one file or message.
 
     Args:
-        most: the bytes.
+        most: the maximum number of bytes.
         of: the owner, as in `a file of 5 KiB`.
 
     Attributes:
-        left: the bytes that are left.
+        left: the remaining bytes.
     """
 
     def __init__(self, most: int, of: str) -> None:
@@ -38,28 +38,28 @@ class Budget:
 
     @classmethod
     def of_size(cls, size: int, what: str = "a file") -> Budget:
-        """Return the budget of something of `size` bytes: 128 times as much, and at least 128 MiB."""
+        """Return the budget of `size` received bytes: 128 times as much, and at least 128 MiB."""
         return cls(max(_LEAST, _TIMES * size), f"{what} of {in_words(size)}")
 
     @classmethod
     def of_files(cls, *files: str | os.PathLike[str]) -> Budget:
-        """Return the budget of files together; see `of_size`.
+        """Return the common budget of files; see `of_size`.
 
         Raises:
-            OSError: one does not exist.
+            OSError: a file does not exist.
         """
         what = "a file" if len(files) == 1 else f"{len(files)} files"
         return cls.of_size(sum(os.stat(file).st_size for file in files), what)
 
     def take(self, size: int, up_to: str = "") -> None:
-        """Draw bytes.
+        """Take bytes from the budget.
 
         Args:
-            size: the bytes.
+            size: the number of bytes.
             up_to: the place in the file that needs them, as in `row 12`.
 
         Raises:
-            OverBudgetError: fewer are left.
+            OverBudgetError: fewer bytes are left.
         """
         self.left -= size
         if self.left < 0:
@@ -68,7 +68,7 @@ class Budget:
             raise OverBudgetError(f"claims {claimed}{place}; {self.of} may take {in_words(self._most)}")
 
     def take_array(self, shape: Iterable[int], itemsize: int, up_to: str = "") -> None:
-        """Draw the bytes of an array; see `take`."""
+        """Take the bytes of an array; see `take`."""
         size = itemsize
         for length in shape:
             size *= max(0, length)
@@ -76,7 +76,7 @@ class Budget:
 
 
 def json_size(text: str | bytes) -> int:
-    """Return about the bytes that the value of a JSON text takes, at most."""
+    """Return an approximate upper bound of the bytes that the value of a JSON text takes."""
     marks = (",", ":", "[", "{") if isinstance(text, str) else (b",", b":", b"[", b"{")
     return len(text) + VALUE * sum(text.count(mark) for mark in marks)  # pyright: ignore[reportArgumentType]
 

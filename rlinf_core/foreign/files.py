@@ -1,7 +1,7 @@
-"""Untrusted files: read within limits, into models where they hold records, and written without following links.
+"""Reading and writing of untrusted files, within limits of size and without following links when writing.
 
-A path may name a pipe that never ends, a device, a link into a home folder, or gigabytes. Readers here wait for
-nothing and take regular files only; writers replace or refuse a link instead of writing to where it leads.
+A path may name a pipe that never ends, a device, a link into a home folder, or gigabytes. Readers never block and
+accept only regular files; writers replace or refuse a link instead of writing to its target.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
 _MIB: Final = 1 << 20
-# Files that describe something; logs, metrics and traces are read piece by piece.
+# The default limit, for descriptions; logs, metrics and traces are read piece by piece.
 MOST_BYTES: Final = 64 * _MIB
 _LINKED: Final = "is a link, which is not followed"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,12 +41,12 @@ def read_fault(error: OSError) -> str:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file to read, at once whatever the path names.
+    """Open a regular file for reading, without blocking whatever the path names.
 
     Raises:
-        OSError: it cannot be opened, or is a folder, a pipe, a socket or a device.
+        OSError: the file cannot be opened, or is a folder, a pipe, a socket or a device.
     """
-    # A device may do something as it is opened: it is looked at first, and again once it is open.
+    # Opening a device may have effects, so the path is checked before, and the open file again.
     _check_regular(path, os.stat(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
@@ -61,7 +61,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     """Check that a path names a regular file, or a link to one, for readers that open it by themselves.
 
     Raises:
-        OSError: there is nothing, or a folder, a pipe, a socket or a device.
+        OSError: the path does not exist, or is a folder, a pipe, a socket or a device.
     """
     _check_regular(path, os.stat(path))
 
@@ -70,10 +70,10 @@ def read_bounded(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: see `open_regular`; or it is larger.
+        OSError: see `open_regular`; or the file is larger.
     """
     with open_regular(path) as file:
-        # A file of a system may have more to say than its size tells.
+        # A file in /proc or /sys may hold more than its size says.
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else b""
         is_larger = len(content) > most or os.fstat(file.fileno()).st_size > most
     if is_larger:
@@ -95,7 +95,7 @@ def read_json_object(path: str | os.PathLike[str], most: int = MOST_BYTES) -> di
     """Return the fields of the JSON object in a file.
 
     Raises:
-        OSError: see `read_bounded`; or the file is no such JSON (see `strict_json`).
+        OSError: see `read_bounded`; or the file does not hold a valid JSON object (see `strict_json`).
     """
     try:
         return load_json_object(read_bounded(path, most))
@@ -107,7 +107,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder in a run folder, unless it exists.
 
     Raises:
-        OSError: it cannot be made, or is a link.
+        OSError: the folder cannot be made, or is a link.
     """
     folder.mkdir(exist_ok=True)
     if folder.is_symlink():
@@ -115,12 +115,12 @@ def make_folder(folder: Path) -> None:
 
 
 def create_aside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
-    """Create a file of a new name beside `path`, to be renamed to it; return its descriptor and name.
+    """Create a temporary file beside `path`, to be renamed to `path`; return its descriptor and path.
 
     `mode` is subject to the process's umask. No existing file or link is opened.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
     """
     while True:
         part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.part")
@@ -133,17 +133,16 @@ def create_aside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
 def open_below(root: str | os.PathLike[str], name: str, flags: int, mode: int = 0o666) -> int:
     """Open the regular file `name` below the folder `root`; return its descriptor.
 
-    Folders on the way are made. Nothing below `root` may be a link: a received folder with links in it is not
-    written through.
+    Missing folders are made. No part of `name` may be a link, so that a received folder cannot redirect a write.
 
     Args:
         root: an existing folder, which may be reached through links.
-        name: relative, its parts separated by `/`.
-        flags: the flags, as of `os.open`; with O_CREAT the file is made.
+        name: a relative path, its parts separated by `/`.
+        flags: the flags of `os.open`; with O_CREAT a missing file is made.
         mode: the mode of a new file, before the process's umask.
 
     Raises:
-        OSError: it cannot be opened; a part of the name is a link, or the file is not a regular one.
+        OSError: the file cannot be opened, a part of the name is a link, or the file is not regular.
     """
     *folders, last = name.split("/")
     at = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
@@ -170,7 +169,7 @@ def open_below(root: str | os.PathLike[str], name: str, flags: int, mode: int = 
 
 
 def open_log(root: str | os.PathLike[str], name: str) -> int:
-    """Open the file `name` below `root` to append to, made where it does not exist; see `open_below`."""
+    """Open the file `name` below `root` for appending, creating it if missing; see `open_below`."""
     return open_below(root, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
@@ -192,20 +191,17 @@ def _check_regular(path: str | os.PathLike[str], info: os.stat_result) -> None:
         raise BadFileError(path, f"is {kinds.get(stat.S_IFMT(info.st_mode), 'a device')}, not a regular file")
 
 
-# Words for a failed write: the system's reason, and how much room the disk has.
-
-
-# Errors of a file system without room: a full disk, a quota, a limit on files.
+# Errors of a file system without room: a full disk, a quota, a limit on the size of files.
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-# Text of errors that lost their number on the way: of another process, of safetensors.
+# The texts of these errors, for exceptions without the error number, as from another process or from safetensors.
 _WORDS: Final = re.compile("|".join(re.escape(os.strerror(number)) for number in sorted(NO_ROOM)))
-# A write that took a part of its bytes: torch's archives and numpy hide the number of the error.
+# Messages of torch's archives and of NumPy for a partial write, which hide the error number.
 _SHORT: Final = re.compile(r"inline_container\.cc|\d+ requested and \d+ written")
 _GIB: Final = 1 << 30
 
 
 def write_fault(path: str | os.PathLike[str], error: BaseException) -> str:
-    """Return why a file or folder cannot be written, in one line; of a lack of room with the bytes that are free."""
+    """Return why a file or folder cannot be written, in one line, with the free space if room is lacking."""
     chain = list(_chain(error))
     reasons = [link.strerror for link in chain if isinstance(link, OSError) and link.strerror]
     text = next((match[0] for link in chain if (match := _WORDS.search(str(link)))), None)
@@ -218,7 +214,7 @@ def write_fault(path: str | os.PathLike[str], error: BaseException) -> str:
 
 
 def lacks_room(error: BaseException) -> bool:
-    """Return whether an error, or one that it follows from, says that a file system has no room."""
+    """Return whether an error, or one in its chain or group, says that a file system has no room."""
     return any(
         (isinstance(link, OSError) and link.errno in NO_ROOM) or _WORDS.search(str(link)) or _SHORT.search(str(link))
         for link in _chain(error)
@@ -226,7 +222,7 @@ def lacks_room(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it follows from or is a group of, each once."""
+    """Yield an error, its causes, contexts and members of groups, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
         link = waiting.pop(0)
@@ -238,7 +234,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _room(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Return how much of its disk is free, in words, and whether it is full; empty words where the path is gone."""
+    """Return the free space of the path's disk in words (empty if unknown), and whether the disk is full."""
     place = Path(path).absolute()
     place = next((folder for folder in (place, *place.parents) if folder.exists()), place)
     try:
@@ -255,7 +251,7 @@ def _room(path: str | os.PathLike[str]) -> tuple[str, bool]:
 
 
 _LONGEST_VALUE: Final = 60
-# Words of pydantic, and those of a file's reader.
+# Words of pydantic's messages, and our words for them.
 _PLAIN_WORDS: Final = (
     ("a valid dictionary", "a mapping"),
     ("a valid string", "a text"),
@@ -274,7 +270,7 @@ Name = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 
 
 class FileModel(BaseModel):
-    """A file of a run folder, or a part of one. No value is converted; fields of later versions are passed over."""
+    """A file of a run folder, or a part of one. No value is converted; fields of later versions are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -286,8 +282,8 @@ def read_model(path: Path, model: type[M], most: int = MOST_BYTES) -> M:
     """Return the content of a JSON file in a run folder.
 
     Raises:
-        OSError: there is no such file, it cannot be read, or a field has an invalid value; `strerror` names
-            the field and the value, and is a sentence without its subject.
+        OSError: the file is missing, cannot be read, or has an invalid value; `strerror` names the field and the
+            value, and is a sentence without its subject.
     """
     try:
         return model.model_validate(read_json_object(path, most))
@@ -296,7 +292,7 @@ def read_model(path: Path, model: type[M], most: int = MOST_BYTES) -> M:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first field that a model refused, in words, with its value where it has one."""
+    """Return in words the first field that a model rejected, with its value, if any."""
     fault = error.errors(include_url=False)[0]
     place = [*map(str, fault["loc"])]
     message = fault["msg"].removeprefix("Value error, ").replace(" or instance of Attempt", "")

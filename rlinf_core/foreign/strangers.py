@@ -1,8 +1,9 @@
-"""Connections before they have proved anything, and the warnings about them. Every listener of rlinf uses this.
+"""Limits on unauthenticated connections, and on warnings about them, for every listener of rlinf.
 
-A newcomer is always let in, so a crowd keeps no member out: where there is no room, one that waits makes it.
+A new connection is always admitted, so that a flood of connections cannot lock out members: at the limit, a waiting
+connection is closed instead.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+This file is sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ C = TypeVar("C")
 
 
 class Unproven(Generic[C]):
-    """Connections that have not authenticated yet, limited in number, per address and in time.
+    """The connections that have not authenticated yet, limited in number, per address and in time.
 
-    At the limit, a new connection evicts the oldest one of the address that has the most.
-    One that has said something may be removed and admitted again. Safe for threads.
+    At the limit, a new connection evicts the oldest connection of the address that has the most. To renew its time, a
+    connection that has sent something may be removed and admitted again. Thread-safe.
 
     Args:
-        most: connections at a time.
-        from_one: limit per address; by default half of `most`, so that no address takes all.
+        most: the maximum number of connections.
+        from_one: the maximum per address; by default half of `most`, so that no address takes all.
         seconds: the seconds after which an unauthenticated connection is overdue; by default never.
     """
 
@@ -33,11 +34,11 @@ class Unproven(Generic[C]):
         self._from_one = from_one or max(1, most // 2)
         self._seconds = seconds
         self._lock = threading.Lock()
-        # In the order in which they came: connection, address, moment.
+        # In order of arrival: connection, address, time.
         self._waiting: dict[int, tuple[C, str, float]] = {}
 
     def admit(self, connection: C, address: str, now: float = 0.0) -> list[C]:
-        """Add a new connection; return those to close for it."""
+        """Add a new connection; return the connections to close in exchange."""
         with self._lock:
             leaving: list[C] = []
             same = [key for key, (_, other, _) in self._waiting.items() if other == address]
@@ -49,18 +50,18 @@ class Unproven(Generic[C]):
             return leaving
 
     def remove(self, connection: C) -> bool:
-        """Forget a connection that has proved itself, or is gone; return whether it was waiting."""
+        """Remove a connection that has authenticated or closed; return whether it was present."""
         with self._lock:
             return self._waiting.pop(id(connection), None) is not None
 
     def remove_overdue(self, now: float) -> list[C]:
-        """Forget the connections that have proved nothing in time; return them."""
+        """Remove and return the connections that have not authenticated in time."""
         with self._lock:
             late = [key for key, (_, _, since) in self._waiting.items() if now - since >= self._seconds]
             return [self._waiting.pop(key)[0] for key in late]
 
     def remove_all(self) -> list[C]:
-        """Forget all connections; return them."""
+        """Remove and return all connections."""
         with self._lock:
             remaining = [connection for connection, _, _ in self._waiting.values()]
             self._waiting.clear()
@@ -69,7 +70,7 @@ class Unproven(Generic[C]):
     def waiting(self) -> list[C]:
         """Return the connections, oldest first.
 
-        It takes no lock: a forked child, in which nobody lets go of one, may ask.
+        It takes no lock, so that a forked child, in which no thread would release the lock, can call it.
         """
         return [connection for connection, _, _ in list(self._waiting.values())]
 
@@ -82,7 +83,7 @@ class Unproven(Generic[C]):
 
 
 def origin_of(peer: Any) -> str:
-    """Return the address that a connection counts under: the host, or the network of an IPv6 host.
+    """Return the address under which a connection is counted: the host, or the /64 network of an IPv6 host.
 
     Args:
         peer: the peer, as `getpeername` or `accept` returned it.
@@ -96,17 +97,17 @@ def origin_of(peer: Any) -> str:
         return host
     if packed.startswith(bytes(10) + b"\xff\xff"):
         return socket.inet_ntoa(packed[12:])
-    # One machine has all addresses of a network of 64 bits.
+    # One machine can use all addresses of a /64 network.
     return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8))
 
 
 class LimitedWarnings:
-    """Warnings that strangers can cause: only that many in a span of time; the others are counted.
+    """A limiter of warnings that unauthenticated peers can cause; warnings above the limit are only counted.
 
     Args:
-        warn: called with the text of a warning.
-        most: warnings in each span.
-        seconds: length of the span.
+        warn: a function that takes the text of a warning.
+        most: the maximum number of warnings per interval.
+        seconds: the length of the interval.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class LimitedWarnings:
             self._warn(f"{text}; further ones within {self._seconds:g} s are only counted" if last else text)
 
     def close(self) -> None:
-        """Log the number of warnings that were left out."""
+        """Log the number of omitted warnings."""
         with self._lock:
             left_out, self._count = max(0, self._count - self._most), 0
         self._tell_left_out(left_out)

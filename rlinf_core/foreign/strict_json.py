@@ -1,8 +1,8 @@
-"""JSON that others wrote: files, replies of servers, lines of a protocol. Python's own reader takes more than JSON has.
+"""A strict reader of untrusted JSON: files, replies of servers, lines of a protocol.
 
-`json.loads` reads `NaN` and `1e999`, keeps the last of two equal keys, and yields text that cannot be encoded. Deep
-nesting ends it in a RecursionError, and a long integer in a ValueError about digits. Here all of these are one error,
-which says what is wrong and where.
+`json.loads` reads `NaN` and `1e999`, keeps the last of two equal keys, and returns text that cannot be encoded. Deep
+nesting makes it raise RecursionError, and a long integer a ValueError about digits. This reader raises one error for
+all of these, which says what is wrong and where.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar, cast
 
-# Levels of lists and objects within each other: whatever walks through a value calls itself for each.
+# Levels of nested lists and objects, since code that walks through a value recurses for each level.
 MAX_DEPTH: Final = 100
-# No float holds an integer of that many digits.
+# An integer with 309 digits, which may exceed the largest float.
 _LONG: Final = re.compile("[1-9][0-9]{308}")
 
 
@@ -24,20 +24,20 @@ N = TypeVar("N", bound=float)
 
 
 class BadJsonError(ValueError):
-    """The text is not JSON, or holds what rlinf cannot use; the message is a sentence without its subject."""
+    """The text is not JSON, or holds an unusable value; the message is a sentence without its subject."""
 
 
 def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[str], float] = float) -> object:
-    """Return the value of a JSON text, which is UTF-8 where it is bytes; a byte order mark is passed over.
+    """Return the value of a JSON text; bytes must be UTF-8. A byte order mark is ignored.
 
     Args:
         text: the whole text.
-        non_finite: take `NaN`, `Infinity` and `-Infinity`, as in model configurations that Python wrote.
-        number: makes numbers with a point or exponent of their digits.
+        non_finite: whether to accept `NaN`, `Infinity` and `-Infinity`, as in model configurations that Python wrote.
+        number: the function from the text of a number with a point or exponent to its value.
 
     Raises:
-        BadJsonError: it is not JSON, names a key twice, is nested more than `MAX_DEPTH` levels deep, or holds a
-            number that is not finite, an integer beyond all floats (where `number` is another type: of more than 4300
+        BadJsonError: the text is not JSON, repeats a key, is nested more than `MAX_DEPTH` levels deep, or holds a
+            number that is not finite, an integer beyond the float range (if `number` is not `float`: of more than 4300
             digits, Python's limit), or half of a character (`"\\ud800"`).
     """
     if isinstance(text, bytes):
@@ -108,7 +108,7 @@ def _too_deep() -> BadJsonError:
 
 
 def _check(value: object, halves: bool) -> None:
-    """Walk through a value: its depth, and where `halves` is set its texts."""
+    """Check the depth of a value and, if `halves` is set, that its texts can be encoded."""
     level: list[object] = [value]
     for depth in range(MAX_DEPTH + 1):
         below: list[object] = []
@@ -135,12 +135,9 @@ def _whole(text: str) -> bool:
     return True
 
 
-# Encodings of text that is not UTF-8, recognized by the first bytes.
-
-
-# Byte order marks: that of UTF-16 begins one of UTF-32.
+# Encodings by byte order mark. UTF-32 comes first, since its mark can begin with that of UTF-16.
 _MARKS: Final = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-# Which of the first bytes of a character below U+0100, such as `{`, are zero.
+# Encodings by which bytes are zero in a first character below U+0100, such as `{`.
 _ZEROS: Final = (
     ((False, True, True, True), "UTF-32"),
     ((True, True, True, False), "UTF-32"),
@@ -150,7 +147,7 @@ _ZEROS: Final = (
 
 
 def wide_encoding(start: bytes) -> str | None:
-    """Return `UTF-16` or `UTF-32` for text that starts by such bytes, with or without a byte order mark; else None.
+    """Return `UTF-16` or `UTF-32` if the first bytes of a text show it, with or without a byte order mark; else None.
 
     Text in UTF-16 without a mark is valid UTF-8, with a NUL beside each letter.
     """

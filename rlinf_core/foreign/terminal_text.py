@@ -1,7 +1,7 @@
-"""Text that others wrote, on a terminal: what a terminal would act on is shown instead.
+"""Escaping of untrusted text for a terminal.
 
-A line of a worker, an error, a field of a run's file or the name of a file can hold sequences that set the title, fill
-the clipboard, erase what stands above, or turn the direction of the text.
+A worker's output, an error, a field of a run's file or a file name can hold sequences that set the title, fill the
+clipboard, erase earlier lines, or reverse the direction of text.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# C0 but tab and newline, DEL, C1, the separators of lines and paragraphs, and what turns the direction of text.
+# C0 but tab and newline, DEL, C1, the separators of lines and paragraphs, and controls of text direction.
 _ACTED_ON: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def escaped(text: str) -> str:
-    """Return a text with every character that a terminal acts on, but tab and newline, as an escape such as `\\x1b`."""
+    """Return a text with control characters, except tab and newline, as escapes such as `\\x1b`; CRLF becomes LF."""
     text = text.replace("\r\n", "\n")
     return _ACTED_ON.sub(lambda match: escape_of(match[0]), text)
 
 
 def replaced(text: str) -> str:
-    """Return a text of the same length, in which characters that a terminal acts on are replaced by U+FFFD."""
+    """Return a text of the same length with control characters, except tab and newline, replaced by U+FFFD."""
     return _ACTED_ON.sub("\ufffd", text)
+
+
+def encodable(text: str) -> str:
+    """Return a text with halves of characters, as in file names that are not UTF-8, as escapes such as `\\udcff`."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def escape_of(character: str) -> str:

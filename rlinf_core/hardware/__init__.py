@@ -1,1 +1,1 @@
-"""The hardware of nodes: accelerators, which are detected, and robots, which are declared. Two registries."""
+"""The hardware of nodes, with a registry of detected accelerators and one of declared robots."""

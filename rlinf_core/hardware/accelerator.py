@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-# A driver reset can block its vendor's tool for minutes; device files are used instead.
+# A driver reset can block the vendor's tool for minutes; after this time, device files are used instead.
 TOOL_TIMEOUT_S = 10.0
 
 
@@ -61,7 +61,7 @@ class Host:
         return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)])
 
     def numbered(self, folder: str, prefix: str) -> list[int]:
-        """N of every `prefixN` in a folder, ascending."""
+        """Return N of every `prefixN` in a folder, ascending."""
         pattern = re.compile(re.escape(prefix) + r"(\d+)\Z", re.ASCII)
         return sorted(int(match[1]) for name in self.names(folder) if (match := pattern.match(name)))
 
@@ -77,9 +77,9 @@ class Device:
         index: its number in the vendor's order, as in the visibility variable.
         model: its name in the vendor's spelling, or None if unknown without the vendor's tools.
         uuid: a stable name, if the vendor has one; also valid in the visibility variable.
-        divided: whether it is a part of a device, which only its `uuid` names.
-        marks: what tells it from every other device of the machine, whoever asks, for claims; of a device with parts
-            also theirs. Empty: its `uuid`, or its number where it has none.
+        divided: whether it is a part of a device, which only `uuid` identifies.
+        marks: its names among all devices of the machine, in every process, for claims, with the names of its parts;
+            empty for its `uuid`, or without one its index.
     """
 
     index: int
@@ -90,7 +90,7 @@ class Device:
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """Its names among all devices of the machine, which hold for every job and container."""
+        """Its names among all devices of the machine, the same in every job and container."""
         return self.marks or (self.uuid or str(self.index),)
 
     @property
@@ -130,9 +130,9 @@ class Accelerator(ABC):
         return devices if listed is None else self._listed(listed, devices, host)
 
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
-        """Return the devices that a list names, as the vendor's runtime reads it.
+        """Return the devices that a visibility variable lists, as the vendor's runtime reads it.
 
-        Unless a vendor's runtime differs, the list ends at the first entry that is no device, or is one again.
+        By default the list ends at the first entry that names no device or repeats one.
         """
         chosen: list[Device] = []
         for device in known(map(str.strip, listed.split(",")), devices):
@@ -143,7 +143,7 @@ class Accelerator(ABC):
 
 
 def known(entries: Iterable[str], devices: Sequence[Device]) -> Iterator[Device]:
-    """Yield the devices of a list up to its first entry that is none."""
+    """Yield the devices of a list up to its first entry that names no device."""
     for entry in entries:
         if (device := named(entry, devices)) is None:
             return
@@ -151,7 +151,7 @@ def known(entries: Iterable[str], devices: Sequence[Device]) -> Iterator[Device]
 
 
 def named(entry: str, devices: Sequence[Device]) -> Device | None:
-    """Return the device of an index, or of the beginning of a UUID that no other has; None: there is none."""
+    """Return the device with an index, or with a unique prefix of its UUID; None if there is none."""
     if entry.isascii() and entry.isdecimal():
         return next((device for device in devices if device.index == int(entry)), None)
     matches = [device for device in devices if entry and device.uuid and device.uuid.startswith(entry)]

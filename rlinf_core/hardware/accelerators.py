@@ -1,4 +1,4 @@
-"""Accelerators of each vendor, and the registry that counts those of a machine."""
+"""The accelerators of each vendor, their registry, and the detection of a machine's accelerators."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from rlinf_core.suggest import did_you_mean
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
 _LIST = ("nvidia-smi", "-L")
-# The instances of each GPU that is divided are folders `gpuN/mig/giN`.
+# The MIG instances of a divided GPU are folders `gpuN/mig/giN`.
 _CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
-# As `strtoul` reads a number: after blanks and a sign, up to the first other character.
+# A number as `strtoul` reads it: after blanks and a sign, up to the first other character.
 _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 
 
 def _cuda_list(listed: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """Return the devices of a list as CUDA reads it: up to the first that there is not; none where one is listed
-    twice.
-    """
+    """Return the devices of a list as CUDA reads it: up to the first unknown entry; none if a device is repeated."""
     numbers = ((_NUMBER.match(entry), entry) for entry in listed.split(","))
     chosen = tuple(known((number[1] if number else entry.strip() for number, entry in numbers), devices))
     return chosen if len(set(chosen)) == len(chosen) else ()
 
 
 class Nvidia(Accelerator):
-    """Detected with nvidia-smi, which respects containers; with device files if it is missing."""
+    """NVIDIA GPUs, detected with nvidia-smi, which respects containers, or with device files if it is missing."""
 
     name = "NVIDIA"
     visibility_variable = "CUDA_VISIBLE_DEVICES"
@@ -38,7 +36,7 @@ class Nvidia(Accelerator):
     models = ("nvidia", "geforce", "rtx", "tesla", "quadro")
 
     def devices(self, host: Host) -> tuple[Device, ...]:
-        # The tool takes a second to report no devices; a device file shows it at once. /dev/dxg is WSL's.
+        # Without devices the tool takes a second, while a missing device file shows it at once. /dev/dxg is WSL's.
         if not host.exists("/dev/nvidiactl") and not host.exists("/dev/dxg"):
             return ()
         listed = host.run(_QUERY)
@@ -49,19 +47,19 @@ class Nvidia(Accelerator):
         entries = [entry.strip() for entry in listed.split(",")]
         if not entries[0].startswith("MIG-"):
             return _cuda_list(listed, devices)
-        # CUDA shows a process one instance, the first that is listed.
+        # CUDA shows a process only the first listed instance.
         return () if entries[0] in entries[1:] else _instance(entries[0], devices, host)
 
 
 def _instance(uuid: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
-    """Return an instance of MIG, with the index and the model of its GPU; empty if the tool does not list it."""
+    """Return a MIG instance with the index and model of its GPU; empty if the tool does not list it."""
     known, gpu = _instances(host), devices[0].index if devices else 0
     parent = named(str(gpu if known is None else known.get(uuid, "")), devices)
     return () if parent is None else (Device(parent.index, parent.model, uuid, divided=True),)
 
 
 def _instances(host: Host) -> dict[str, int] | None:
-    """Return the number of the GPU of each instance of MIG; None if the tool is silent."""
+    """Return the GPU's index for the UUID of each MIG instance; None if the tool fails."""
     listed = host.run(_LIST)
     if listed is None:
         return None
@@ -76,13 +74,13 @@ def _instances(host: Host) -> dict[str, int] | None:
 
 
 def _has_instances(host: Host) -> bool:
-    """Return whether a GPU is divided into instances: the tool takes a second to list none."""
+    """Return whether any GPU is divided into instances, faster than the tool, which takes a second to list none."""
     gpus = host.names(_CAPABILITIES)
     return any(name.startswith("gi") for gpu in gpus for name in host.names(f"{_CAPABILITIES}/{gpu}/mig"))
 
 
 def _with_instances(devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
-    """Return GPUs that are claimed with all of their instances: of such a GPU a process gets one of them."""
+    """Return the GPUs with their MIG instances added to their marks, so that a claim on a GPU covers its instances."""
     gpus = _instances(host) or {}
     parts = {gpu: tuple(uuid for uuid, parent in gpus.items() if parent == gpu) for gpu in gpus.values()}
     return tuple(
@@ -101,7 +99,7 @@ def _from_tool(listed: str) -> tuple[Device, ...]:
 
 
 def _from_files(host: Host) -> tuple[Device, ...]:
-    """Return device minors, renumbered: the driver counts from 0 in a container."""
+    """Return the devices of the device files, renumbered from 0, as the driver does in a container."""
     known = [_information(host, name) for name in host.names("/proc/driver/nvidia/gpus")]
     minors = host.numbered("/dev", "nvidia")
     if len(known) != len(minors):
@@ -110,7 +108,7 @@ def _from_files(host: Host) -> tuple[Device, ...]:
 
 
 def _information(host: Host, bus_id: str) -> tuple[str | None, str | None]:
-    """Return the model and the UUID of a GPU, as far as the driver knows them."""
+    """Return the model and the UUID of a GPU, each None if the driver does not know it."""
     lines = (host.read(f"/proc/driver/nvidia/gpus/{bus_id}/information") or "").splitlines()
     values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     uuid = values.get("GPU UUID", "")
@@ -122,7 +120,7 @@ _NODES = "/sys/class/kfd/kfd/topology/nodes"
 
 
 class Amd(Accelerator):
-    """Detected by the compute driver's topology in sysfs, in HIP's order."""
+    """AMD GPUs, detected by the compute driver's topology in sysfs, in HIP's order."""
 
     name = "AMD"
     visibility_variable = "HIP_VISIBLE_DEVICES"
@@ -148,8 +146,8 @@ class Amd(Accelerator):
         return tuple(devices)
 
     def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """See `Accelerator`. ROCR_VISIBLE_DEVICES is read first, and renumbers the devices for HIP_VISIBLE_DEVICES,
-        for which CUDA_VISIBLE_DEVICES stands in.
+        """See `Accelerator`. ROCR_VISIBLE_DEVICES applies first and renumbers the devices; then HIP_VISIBLE_DEVICES
+        applies, or if it is unset or empty CUDA_VISIBLE_DEVICES.
         """
         devices, lower = self.devices(host), environ.get("ROCR_VISIBLE_DEVICES")
         if lower is not None:
@@ -161,24 +159,24 @@ class Amd(Accelerator):
         return self._listed(lists[0] or lists[1] or "", devices, host)
 
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
-        """HIP passes over a device that is listed again, and takes a number only as it writes it itself."""
+        """See `Accelerator`. HIP ignores repeated devices, and rejects numbers with leading zeros."""
         entries = ("" if entry.startswith("0") and entry != "0" else entry for entry in listed.split(","))
         return tuple(dict.fromkeys(known(entries, devices)))
 
 
 def _numbered(host: Host, prefix: str) -> tuple[Device, ...]:
-    """Return a device for each of its files, which have the machine's numbers in a container, too."""
+    """Return a device for each device file, whose number is the machine's even in a container."""
     return tuple(Device(index, marks=(str(number),)) for index, number in enumerate(host.numbered("/dev", prefix)))
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Return `name value` by line."""
+    """Return the values of the lines `name value`, by name."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
 class Ascend(Accelerator):
-    """Detected by device files; a container sees only its own, and the runtime numbers them from 0."""
+    """Ascend NPUs, detected by device files: a container sees only its own, and the runtime numbers them from 0."""
 
     name = "Ascend"
     visibility_variable = "ASCEND_RT_VISIBLE_DEVICES"
@@ -189,12 +187,12 @@ class Ascend(Accelerator):
         return _numbered(host, "davinci")
 
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
-        """CANN reads up to the first character that is neither a digit nor a comma."""
+        """See `Accelerator`. CANN reads up to the first character that is neither a digit nor a comma."""
         return super()._listed(re.split(r"[^0-9,]", listed)[0], devices, host)
 
 
 class Musa(Accelerator):
-    """Detected by device files; a container sees only its own, and the runtime numbers them from 0."""
+    """MUSA GPUs, detected by device files: a container sees only its own, and the runtime numbers them from 0."""
 
     name = "MUSA"
     visibility_variable = "MUSA_VISIBLE_DEVICES"
@@ -213,7 +211,7 @@ _VENDOR = "0x8086"
 
 
 class Intel(Accelerator):
-    """Detected by render nodes, one per card: tiles are not distinguished.
+    """Intel GPUs, detected by render nodes, one per card: tiles are not distinguished.
 
     Integrated graphics, always on bus 0 of the CPU's own root, do not count.
     """
@@ -249,7 +247,7 @@ class NoAccelerator(Accelerator):
 
 
 NONE = NoAccelerator()
-# In order of preference on a node with devices of several vendors: dedicated compute devices first.
+# On a node with devices of several vendors the first vendor wins, so dedicated compute devices come first.
 _ACCELERATORS: dict[str, Accelerator] = {
     accelerator.name: accelerator for accelerator in (Nvidia(), Ascend(), Amd(), Musa(), Intel(), NONE)
 }
@@ -284,7 +282,7 @@ def get_accelerator(name: str) -> Accelerator:
     """Return the vendor called `name`.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: no vendor has that name.
     """
     accelerator = _ACCELERATORS.get(name)
     if accelerator is None:
@@ -294,7 +292,7 @@ def get_accelerator(name: str) -> Accelerator:
 
 
 def accelerator_of_model(model: str | None) -> Accelerator:
-    """Return the vendor of a model, by its name; NVIDIA for an unknown name."""
+    """Return the vendor of an accelerator model by its name; NVIDIA for an unknown name."""
     name = (model or "").casefold()
     for accelerator in _ACCELERATORS.values():
         if name.startswith(accelerator.models):
@@ -303,9 +301,7 @@ def accelerator_of_model(model: str | None) -> Accelerator:
 
 
 def find_accelerators(host: Host | None = None, environ: Mapping[str, str] | None = None) -> Found:
-    """Return the accelerators that a process with `environ` may use on `host`, by default this process; `none` without
-    any.
-    """
+    """Return the accelerators that a process with `environ` (by default this one) may use on `host`, or `NONE`."""
     host = Host() if host is None else host
     environ = os.environ if environ is None else environ
     for accelerator in _ACCELERATORS.values():

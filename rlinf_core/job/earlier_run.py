@@ -1,4 +1,4 @@
-"""Earlier runs of a job: keys of their configuration that were removed since, and the commits of their models."""
+"""Configurations of earlier runs: keys that were removed since, and the commits of their models."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rlinf_core.foreign.files import read_json_object
 from rlinf_core.job.recipe import Job
 
 _MOST_NAMED: Final = 12
-# Folders from that of a checkpoint up to that of its run.
+# The number of folders from a checkpoint's up to its run's, both included.
 _DEPTH: Final = 3
 
 
 def is_config_of_a_run(name: str) -> bool:
-    """Return whether a file is the `config.yaml` that a run has written into its folder, beside its `run.json`."""
+    """Return whether a file is the `config.yaml` that a run wrote beside its `run.json`."""
     if os.path.basename(name) != "config.yaml":
         return False
     try:
@@ -40,23 +40,23 @@ def is_config_of_a_run(name: str) -> bool:
 def without_earlier_keys(
     composed: Composed, model: type[BaseModel], findings: Diagnostics, diagnostics: Diagnostics
 ) -> Composed:
-    """Return the configuration of a run without the keys that its recipe has no more, and tell of them.
+    """Return the configuration of a run without keys that its recipe no longer has, and report them.
 
-    A run writes every key of its recipe, defaults included, so that a removed key says nothing of what was asked for.
-    A value that was not the default, and that nothing here stands for, is a warning. So is one that another kind of its
-    section has, and that was without effect.
+    A run writes every key of its recipe, defaults included, so that a removed key does not show a user's intention.
+    A warning reports a value without a counterpart here, or a key of another kind of its section; one note lists all
+    other removed keys.
 
     Args:
         composed: the configuration.
         model: the model of the recipe.
         findings: the findings of its validation.
-        diagnostics: where the warnings and the note go.
+        diagnostics: receives the warnings and the note.
     """
     file = composed.tree.span.source
     removed = {
         finding.path: finding
         for finding in findings
-        # A key that an override names is a mistake of today; one with another name now is read.
+        # An unknown key in an override is a present mistake. A renamed key is read, and so not removed.
         if finding.path and finding.span.source is file and finding.severity is Severity.ERROR
         if not types_at(model, finding.path, composed.tree)
     }
@@ -81,13 +81,13 @@ def without_earlier_keys(
 
 
 def commits_of_resumed(job: Job) -> tuple[str, ...]:
-    """Return the overrides that pin names of the hub to the commits of the run that a job resumes."""
+    """Return the overrides that pin hub names to the commits of the run that a job resumes."""
     paths = [path for _, path in hub_paths(job.config)]
     resume = getattr(getattr(job.config, "runner", None), "resume_dir", None)
     if job.tree is None or not paths or not isinstance(resume, str):
         return ()
     folder = FilePath(resume).absolute()
-    # A checkpoint is in a folder of its run.
+    # The run's folder is the checkpoint's folder or one of its parents.
     files = [parent / "config.yaml" for parent in (folder, *list(folder.parents)[: _DEPTH - 1])]
     file = next((file for file in files if file.is_file()), None)
     findings = Diagnostics()

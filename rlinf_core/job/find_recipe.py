@@ -1,8 +1,7 @@
-"""Recipes by name: those that installed packages offer, and users' own.
+"""Recipes by name: those of installed packages, and users' own.
 
-A file that somebody received must not run code that came along with it. The module of `package.module:name` is
-therefore found without an import, in folders that the user has named; its source must assign a `Recipe` to the name;
-and only then it is imported."""
+A received file must not run code that came with it. Therefore the module of `package.module:name` is located without
+an import, in folders that the user has named, and is only imported if its source assigns a `Recipe` to the name."""
 
 from __future__ import annotations
 
@@ -36,15 +35,15 @@ _RECIPE = "Recipe"
 
 
 class UnknownRecipeError(ConfigError):
-    """No recipe of this name: no package offers it, or what a file names is not a recipe."""
+    """No recipe has this name: no package offers it, or the named object is not a recipe."""
 
 
 def _own_recipe(target: str) -> Recipe:
-    """Return the recipe that `package.module:name` names, as its source says.
+    """Return the recipe that `package.module:name` names, after checking its source.
 
     Raises:
-        UnknownRecipeError: there is no such module, or its source assigns no recipe to the name, and nothing was
-            imported; or it assigns something else called `Recipe`.
+        UnknownRecipeError: there is no such module, or its source assigns no recipe to the name (in both cases nothing
+            was imported), or the assigned object is not a `Recipe` of rlinf.
         ConfigError: the import failed.
     """
     module, _, name = target.partition(":")
@@ -83,7 +82,7 @@ def _check_source(target: str, module: str, name: str, spec: ModuleSpec) -> None
     """Refuse a module whose source does not assign a recipe to the name.
 
     Raises:
-        UnknownRecipeError: it does not, or has no source.
+        UnknownRecipeError: the source does not assign a recipe to the name, or is missing or invalid.
     """
     missing, origin = f"there is no recipe `{target}`", spec.origin
     try:
@@ -114,7 +113,7 @@ def _assignments(body: Iterable[ast.stmt]) -> Generator[tuple[str, ast.expr], No
 
 
 def _makes_recipe(value: ast.expr) -> bool:
-    """Return whether an expression is the call `Recipe(...)` or `package.Recipe(...)`."""
+    """Return whether an expression is a call `Recipe(...)` or `package.Recipe(...)`."""
     if not isinstance(value, ast.Call):
         return False
     function = value.func
@@ -123,7 +122,7 @@ def _makes_recipe(value: ast.expr) -> bool:
 
 @contextmanager
 def _named_folders_only() -> Generator[None, None, None]:
-    """Import from the folders that the user named, including what the module imports in turn."""
+    """Restrict imports in this context, nested ones included, to the folders that the user named."""
     left_out = working_folder()
     sys.path[:] = named_path()
     try:
@@ -145,8 +144,8 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe called `name`, or the one that `package.module:name` names.
 
     Raises:
-        UnknownRecipeError: it does not exist; `help` suggests names.
-        ConfigError: its package cannot be loaded.
+        UnknownRecipeError: the recipe does not exist; `help` suggests names.
+        ConfigError: the recipe's package cannot be loaded.
     """
     if ":" in name:
         return _own_recipe(name)
@@ -174,8 +173,8 @@ def find_variant(name: str, written: Callable[[str], object]) -> Recipe:
     """Return the recipe called `name`, or the one of its `variants` that a file selects.
 
     Args:
-        name: what the file says under `recipe`.
-        written: returns the file's value of a key, such as `data.type`; None where it has none.
+        name: the file's value of `recipe`.
+        written: a function that returns the file's value of a key, such as `data.type`, or None.
 
     Raises:
         ConfigError: see `find_recipe`.
@@ -198,10 +197,10 @@ def recipe_of(config: Any) -> Recipe:
 
 
 def started_recipe(name: str, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe whose default config `recipe=NAME` starts from, with these `key=value` arguments.
+    """Return the recipe whose default config `recipe=NAME` means, given the `key=value` arguments.
 
     Raises:
-        ConfigError: see `find_recipe`; or its config is a file that its package was installed without.
+        ConfigError: see `find_recipe`; or its config is a file that is missing from the installed package.
     """
     values = dict(override.split("=", 1) for override in overrides if "=" in override)
     recipe = find_variant(name, lambda key: re.findall(r"[^\[\]\s,]+", values.get(key, "")))
@@ -217,7 +216,7 @@ def started_recipe(name: str, overrides: Sequence[str]) -> Recipe:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield the texts of a value: itself, or those of its items."""
+    """Yield the texts in a value, recursively."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -228,7 +227,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _with_own_config(recipe: Recipe, module: str) -> Recipe:
-    """Return a recipe with the path of its config file beside its module, or from the working folder if only there."""
+    """Return a recipe with its config file's path beside its module, unless only the working folder has the file."""
     if not recipe.default_config.endswith(_YAML):
         return recipe
     own = Path(str(sys.modules[module].__file__)).parent / recipe.default_config

@@ -1,4 +1,4 @@
-"""Loading of a job from a file's name: the pipeline that commands and the runtime share.
+"""The loading of a job from a file's name: the pipeline that commands and the runtime share.
 
     file -> compose (bases, overrides, references) -> validation -> cluster rules -> placement -> the recipe's rules
 
@@ -18,13 +18,13 @@ from rlinf_core.config.composing.compose import ANOTHER_FILE, compose, no_config
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.assumptions import assumed
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.ranks import nodes_text
 from rlinf_core.config.reading import decode, load_source
 from rlinf_core.config.rules import groups, hardware
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.sections.hub_names import hub_paths, unfetched
-from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_configs, successor
+from rlinf_core.config.shipped import is_bare_name, meant_config, renamed_configs, shipped_configs, successor
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Composed, MappingNode, Path, ScalarNode, find, naming, place, to_data
 from rlinf_core.config.validating.pruning import Validated
@@ -38,27 +38,27 @@ from rlinf_core.job.report import Report, check_elastic
 from rlinf_core.placement.check import check_placement
 from rlinf_core.placement.resolve import Resolution
 from rlinf_core.process.known_secrets import remember
-from rlinf_core.suggest import did_you_mean, near
+from rlinf_core.suggest import near
 from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatches
 
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
-"""Probes the nodes of a cluster, by rank; raises if that fails."""
+"""A function that probes the nodes of a cluster, and returns them by rank; it raises if that fails."""
 
 Rule: TypeAlias = Callable[[Site], None]
-"""Reports mistakes in the `cluster` section."""
+"""A function that reports mistakes in the `cluster` section."""
 
 
 def _meant_type(written: str) -> str:
-    """Return the type that a misspelt hardware type was probably meant to be, or the stand-in for any."""
+    """Return the type that a misspelt hardware type probably means, or the stand-in for unknown types."""
     return next(iter(near(written, hardware_types())), UNKNOWN_TYPE)
 
 
-# Begins the name of a job that is the configuration of a recipe, as in `recipe=embodied`.
+# The prefix of a job's name that means a recipe's default configuration, as in `recipe=embodied`.
 FROM_RECIPE: Final = "recipe="
 _ADDRESSES: Final = ("robot_ip", "left_robot_ip", "right_robot_ip")
 _GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
 # Stand-ins for required values that are missing or wrong: rules never trust them (`Validated.damaged`), but need them
-# to check values beside them.
+# to check the values beside them.
 STAND_INS: Final[StandIns] = {
     ("cluster", "num_nodes"): 1,
     (*_GROUP, "label"): "?",
@@ -88,16 +88,16 @@ def load_job(
     probe: Probe | None = None,
     rules: Sequence[Rule] = (),
 ) -> Job:
-    """Read and check a configuration; only `probe` connects to machines. Never raises for the content of a file.
+    """Read and check a configuration; only `probe` connects to machines. A file's content never makes it raise.
 
     Args:
-        name: a file, the bare name of a shipped configuration, `-` for standard input, or `recipe=NAME` for the
+        name: a file, the name of a shipped configuration, `-` for standard input, or `recipe=NAME` for the
             configuration that a recipe starts from.
         overrides: `key=value` and `~key` arguments.
-        assume: `--assume` arguments, `[GROUP=]N[xMODEL]`: accelerators of nodes that declare none.
-        stdin: stands in for the process's standard input.
+        assume: `--assume` arguments, `[GROUP=]N[xMODEL]`: accelerators of nodes that are not probed.
+        stdin: replaces the process's standard input.
         environ: the environment for `${env:NAME}`; by default the process's own.
-        probe: probes the nodes, once the file is valid; it is then checked against the results.
+        probe: called to probe the nodes if the file is valid, which is then checked against the results.
         rules: additional rules for the `cluster` section, such as those for `rlinf up`.
 
     Raises:
@@ -105,7 +105,7 @@ def load_job(
     """
     name = os.fspath(name)
     if name.startswith(FROM_RECIPE):
-        # The override stays: a config may be the start of several recipes.
+        # The override also selects the recipe, since recipes may share a default config.
         overrides = (name, *overrides)
     diagnostics = Diagnostics()
     source = _load_source(name, overrides, stdin, diagnostics)
@@ -151,21 +151,25 @@ def _load_source(
     source = load_source(name, findings, stdin=stdin)
     if source is None and name != "-" and not os.path.exists(name):
         hint = _similar_job(name)
-        diagnostics.extend(finding._replace(help=finding.help or hint) for finding in findings)
+        diagnostics.extend(finding._replace(help=hint or finding.help) for finding in findings)
     else:
         diagnostics.extend(findings)
     return source
 
 
 def _similar_job(name: str) -> str | None:
-    """Return the shipped configuration or recipe that a name, or the name of a file, may mean."""
-    folder, base = os.path.split(name)
-    if now := successor(base.removesuffix(".yaml")):
+    """Return a hint on the shipped configuration or recipe that a name or file name may mean, or None."""
+    wanted = name.removesuffix(".yaml").removesuffix(".yml")
+    if now := successor(wanted):
         return f"it is no longer shipped: write `{now}`"
-    known = [*shipped_configs(), *recipe_names()]
-    help = did_you_mean(base.removesuffix(".yaml").removesuffix(".yml"), known) if not folder else None
-    listed = "`rlinf train` lists the recipes and their configs" if is_bare_name(name) else None
-    return help or listed
+    # The last part of a name, such as `sums-laptop`, also finds it.
+    last_parts = {shipped.rpartition("/")[2]: shipped for shipped in reversed(shipped_configs())}
+    meant = {**last_parts, **renamed_configs(), **{name: name for name in (*recipe_names(), *shipped_configs())}}
+    folder = wanted.rpartition("/")[0]
+    is_name = not folder or any(shipped.startswith(f"{folder}/") for shipped in shipped_configs())
+    if is_name and (similar := near(wanted, meant)):
+        return f"did you mean `{meant[similar[0]]}`?"
+    return "`rlinf train` lists the recipes and their configs" if is_bare_name(name) else None
 
 
 def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None, rules: Sequence[Rule]) -> Job:
@@ -178,12 +182,12 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
         composed = without_earlier_keys(composed, model, findings, diagnostics)
     view: Validated[Any] = validate(model, composed, diagnostics, stand_ins=STAND_INS)
     composed = view.composed
-    # From here on any text may quote a value of the file: errors, worker output, reasons.
+    # From here on, any text may quote values of the file, such as errors or worker output, so secrets are registered.
     remember((*environment_secrets(), *secret_values(composed.tree, composed.secret)))
     job = job._replace(tree=composed.tree, secret=composed.secret)
     config: BaseModel | None = view.model if selected else None
     if view.model is None and selected:
-        # A required value elsewhere is wrong, but the cluster can be checked; its own mistakes are reported.
+        # A required value elsewhere is wrong, but the cluster can still be checked. Its mistakes are reported already.
         view = validate(ClusterFile, composed, Diagnostics(), stand_ins=STAND_INS)
     if selected and not selected.mistyped:
         job = job._replace(recipe=selected.recipe, config=config)
@@ -285,7 +289,7 @@ def _probed(
         ranks: dict[str, list[int]] = {}
         for mismatch in own:
             ranks.setdefault(mismatch.found, []).append(mismatch.node_rank)
-        differences = [f"found {what} on node{'s' * (len(on) > 1)} {format_ranks(on)}" for what, on in ranks.items()]
+        differences = [f"found {what} on {nodes_text(on)}" for what, on in ranks.items()]
         message = ", ".join((f"group `{group.label}` declares {own[0].declared}", *differences))
         path: Path = ("cluster", "node_groups", index, "accelerators")
         help = "fix the node, or correct `accelerators` of the group"
@@ -309,11 +313,11 @@ def _world_sizes(
 
 
 def _check_hub_names(config: BaseModel, view: Validated[Any], diagnostics: Diagnostics) -> None:
-    """Report names of models and data sets that a run fetches, or cannot."""
+    """Report names of models and data sets that a run would fetch, or cannot fetch."""
     for at, path in hub_paths(config):
         absent = unfetched(path)
         if absent is not None:
-            # Of several machines one may have the commit, without the one that looks.
+            # On a cluster, the machine that uses a commit may have it even if this one does not.
             elsewhere = path.commit is not None and view.model is not None and view.model.cluster.num_nodes > 1
             severity = Severity.ERROR if absent.is_fault and not elsewhere else Severity.NOTE
             where = place(view.tree, at)
@@ -346,7 +350,7 @@ def rules_of(recipe: Recipe, view: Validated[Any], diagnostics: Diagnostics) -> 
     except MemoryError:
         message = "this machine has too little memory for the files that the job names"
         raise RLinfError(message, help="check the job where it will run") from None
-    except Exception as error:  # noqa: BLE001  the finding says how
+    except Exception as error:  # noqa: BLE001  the finding holds the error
         message = f"the rules of recipe `{recipe.name}` failed: {type(error).__name__}: {error}"
         span = Span(view.tree.span.source, 0, 0)
         help_text = "fix the package that provides the recipe"

@@ -1,7 +1,7 @@
-"""Recipes, the parts that one may have, and the jobs that select them.
+"""Recipes, their parts, and the jobs that select them.
 
-A part is a function, or names one as `module:function`, which is then imported when it is needed: listing recipes and
-checking a file imports nothing heavy. Each part has a type here, which says what is called and what comes back."""
+A part is a function, or its name `module:function`, which is imported when needed, so that listing recipes and checking
+a file import nothing heavy. Each part has a type here, which documents its arguments and result."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
     from rlinf_core.topology import ClusterTopology
 
 
-# Parts that wait on the host where a process leaves its accelerator to others, and all that lie on the accelerator.
+# Parts that move to the host while a process offloads, and all parts that are in an accelerator's memory.
 _RESIDENT: Final = ("weights", "optimizer", "critics")
 DEVICE_PARTS: Final = (
     *(*_RESIDENT, "gradients", "activations", "advantages", "batch", "merged adapter", "keys and values"),
     *("gathered weights", "gathered gradients"),
 )
-# Host memory of a process that computes on an accelerator: libraries of CUDA and their context. On an H200 with torch
-# 2.11 an engine took 1.5 GiB, and a trainer that compiles kernels 2.2.
+# Bytes of host memory for CUDA's libraries and context in a process with an accelerator. On an H200 with torch 2.11 an
+# inference backend took 1.5 GiB, and a trainer that compiles kernels 2.2 GiB.
 ACCELERATOR_LIBRARIES: Final = 3 << 29
 
 
 class ProcessForecast(NamedTuple):
-    """The most memory that the processes of a component will hold; each holds the same.
+    """An estimate of the peak memory of a component's processes, the same for each.
 
     Attributes:
         component: the component of the job.
         processes: the number of processes.
-        parts: bytes by what they hold: `base` (interpreter and libraries), `weights`, `gradients`, ...
-        shared: bytes of shared memory (/dev/shm) that its messages take at most, over all processes.
-        offloads: whether it leaves its accelerator while others use it.
-        notes: what is not known.
-        on_accelerator: bytes of those parts that take another amount on an accelerator.
+        parts: bytes by part: `base` (interpreter and libraries), `weights`, `gradients`, ...
+        shared: the maximum bytes of shared memory (/dev/shm) for its messages, over all processes.
+        offloads: whether a process frees its accelerator's memory while other components use it.
+        notes: the unknowns of the estimate.
+        on_accelerator: bytes of the parts whose size differs on an accelerator.
     """
 
     component: str
@@ -62,17 +62,17 @@ class ProcessForecast(NamedTuple):
     on_accelerator: Mapping[str, int] = MappingProxyType({})
 
     def parts_of(self, *, accelerated: bool) -> dict[str, int]:
-        """Return the parts of a process that has an accelerator, or has none."""
+        """Return the parts of a process with or without an accelerator."""
         return {**self.parts, **self.on_accelerator} if accelerated else dict(self.parts)
 
     def held(self, *, accelerated: bool) -> tuple[int, int]:
-        """Return the bytes of the host's memory and of an accelerator's, of a process that has one or has none."""
+        """Return the bytes of host and accelerator memory of a process with or without an accelerator."""
         parts = self.parts_of(accelerated=accelerated)
         host = sum(parts.values())
         if not accelerated:
             return host, 0
         device = sum(parts.get(name, 0) for name in DEVICE_PARTS)
-        # Weights are loaded on the host, and go to the accelerator from there.
+        # Weights are loaded on the host first, and so take host memory even without offloading.
         waiting = _RESIDENT if self.offloads else _RESIDENT[:1]
         stays = ACCELERATOR_LIBRARIES + sum(parts.get(name, 0) for name in waiting)
         return host - device + stays, device
@@ -81,21 +81,22 @@ class ProcessForecast(NamedTuple):
 P = TypeVar("P")
 Fact: TypeAlias = "str | int | float | bool | None"
 Emit: TypeAlias = Callable[[str], None]
-"""Shows a line of progress to the person who waits."""
+"""A function that shows the user a line of progress."""
 
 
 class Trial(NamedTuple):
     """A program that `rlinf doctor` runs where a component is placed, in the environment of its processes.
 
-    The last line that it prints is a JSON object: `verdict` (`ok`, `warning` or `fault`), `what` was seen and `help`.
+    Its last line of output is a JSON object with `verdict` (`ok`, `warning` or `fault`), `what` (the observation) and
+    `help`.
 
     Attributes:
-        component: the component that has this interpreter, these variables and these nodes.
-        what: name of the check, as in `simulator`.
-        module, arguments: what `python -m` runs.
-        seconds: the seconds that it may take.
-        each_process: whether a last argument follows, in JSON: a list of the variables that the component's processes
-            on that node get from their places, as `WORLD_SIZE` and the one that says which accelerators they see.
+        component: the component whose interpreter, variables and nodes it uses.
+        what: the name of the check, as in `simulator`.
+        module, arguments: the module for `python -m` and its arguments.
+        seconds: the time limit.
+        each_process: whether to append a JSON argument: a list of the variables that the component's processes on that
+            node get from their placement, such as `WORLD_SIZE` and the accelerators' visibility variable.
     """
 
     component: str
@@ -107,27 +108,27 @@ class Trial(NamedTuple):
 
 
 Program: TypeAlias = Callable[["Job", Any, Callable[[Any], None]], None]
-"""`program(job, folder, listener)`, of `rlinf train`: runs to the end, or raises what failed once its workers ended.
+"""`program(job, folder, listener)`, of `rlinf train`: runs the job to its end; after its workers end, raises a failure.
 
-`folder` is the run's `RunFolder`; `listener` takes the events of the run (`rlinf_core.runners.events`)."""
+`folder` is the run's `RunFolder`; `listener` is called with the run's events (`rlinf_core.runners.events`)."""
 
 Check: TypeAlias = Callable[[Any, "WorldSizes", "Report"], None]
-"""`check(config, world_sizes, report)`, the rules between sections: reports what does not fit together.
+"""`check(config, world_sizes, report)`, the rules between sections: reports contradictions.
 
-`config` is the validated file, `world_sizes` the number of processes of each placed component, None where that cannot
-be known yet."""
+`config` is the validated file, `world_sizes` the number of processes of each placed component, None if not known
+yet."""
 
 Facts: TypeAlias = Callable[[Any], Mapping[str, Fact]]
-"""`facts(config)`: the values that a run must share with the checkpoint it continues from, by the path of the key.
+"""`facts(config)`: the values that a run must share with the checkpoint that it resumes, by the path of the key.
 
-A resume that does not fit is refused before anything is written."""
+A mismatch is reported before anything is written."""
 
 
 class Record(Protocol):
     """`rlinf record`: writes demonstrations into a new folder.
 
-    A person drives, or corrects the policy of `checkpoint`, where `device` is named; without either the environment's
-    expert acts. `fps` is rows per second; None: as many as the environment takes actions.
+    With `device`, a person acts, or corrects the policy of `checkpoint`; with neither, the environment's expert acts.
+    `fps` is rows per second; None: one row per action of the environment.
 
     Returns:
         `folder`, `episodes`, `frames`, `tried` and `successes`.
@@ -150,7 +151,7 @@ class Record(Protocol):
 
 
 class Evaluate(Protocol):
-    """`rlinf eval`: writes `eval.json` into a new folder and returns its object. Default of `episodes`: the file's."""
+    """`rlinf eval`: writes `eval.json` into a new folder and returns its object; `episodes` defaults to the file's."""
 
     def __call__(
         self,
@@ -166,24 +167,24 @@ class Evaluate(Protocol):
 
 
 class Play(Protocol):
-    """`rlinf eval --play`: writes a video of episodes into `file` and returns how they went: `file` and `episodes`."""
+    """`rlinf eval --play`: writes a video of episodes into `file` and returns their results: `file` and `episodes`."""
 
     def __call__(self, job: Job, checkpoint: Path, file: Path, *, episodes: int, emit: Emit) -> Mapping[str, Any]: ...
 
 
 class Replay(Protocol):
-    """`rlinf why --replay`: repeats an item that killed processes, a `QuarantinedItem`, in a separate process.
+    """`rlinf why --replay`: repeats a `QuarantinedItem`, an item that killed processes, in a separate process.
 
     Returns:
-        How the process died this time, in words; empty if it lived.
+        The cause of the process's death in words; empty if it survived.
     """
 
     def __call__(self, job: Job, item: Any, *, emit: Emit) -> str: ...
 
 
 Export: TypeAlias = Callable[[Any, Path, Path, str], Mapping[str, Any]]
-"""`export(config, checkpoint, folder, kind)`, of `rlinf export`: writes a policy into a new folder in a format of that
-kind. Returns `folder`, `files`, `inputs`, `outputs`, and `difference` from the policy's own actions."""
+"""`export(config, checkpoint, folder, kind)`, of `rlinf export`: writes a policy into a new folder in the format
+`kind`. Returns `folder`, `files`, `inputs`, `outputs`, and `difference` from the policy's own actions."""
 
 
 class Policy(Protocol):
@@ -193,43 +194,42 @@ class Policy(Protocol):
     spec: Any
 
     def act(self, observations: Any, *, greedy: bool = True) -> Any:
-        """Return actions [n, C, A] for n observations, arrays by name."""
+        """Return actions [n, C, A] for n observations, which are arrays by name."""
         ...
 
 
 LoadPolicy: TypeAlias = Callable[[Path, Any, str], Policy]
-"""`load_policy(folder, config, device)`: a checkpoint with its run's configuration, or an exported folder and None.
-
-`device` is as torch names it."""
+"""`load_policy(folder, config, device)`: loads a checkpoint with its run's configuration, or an exported folder with
+None. `device` is a device name of torch."""
 
 Memory: TypeAlias = Callable[[Any, Mapping[str, "int | None"]], Sequence[ProcessForecast]]
-"""`memory(config, world_sizes)`: the memory that the processes of a job will hold, one forecast a component.
+"""`memory(config, world_sizes)`: estimates the memory of a job's processes, one forecast per component.
 
-A size of `world_sizes` that is None counts as 1. A ConfigError says that sizes are not known, such as those of weights
-on another machine."""
+None in `world_sizes` counts as 1. It raises ConfigError if sizes are unknown, such as those of weights on another
+machine."""
 
 PlacementNotes: TypeAlias = Callable[[Any, Mapping[str, Sequence[int]]], Sequence[str]]
-"""`placement_notes(config, nodes)`: lines of `rlinf inspect placement` about what processes may hold on their nodes.
+"""`placement_notes(config, nodes)`: lines of `rlinf inspect placement` about the resources of processes on their nodes.
 
-`nodes` is the rank of the node of each process, by component."""
+`nodes` holds the node rank of each process, by component."""
 
 FlowOf: TypeAlias = Callable[[Any], "JobFlow"]
 """`flow(config)`: the flow of a step's work between the components of a job, for advice on its placement."""
 
 Inputs: TypeAlias = Callable[[Any], Sequence[Path]]
-"""`inputs(config)`: files and folders that a run reads. A digest of their content is kept in its `environment.json`."""
+"""`inputs(config)`: files and folders that a run reads. Its `environment.json` keeps a digest of their content."""
 
 Trials: TypeAlias = Callable[[Any], Sequence[Trial]]
 """`trials(config)`: the programs that `rlinf doctor` runs where components are placed."""
 
 
 class Collect(Protocol):
-    """`rlinf runs prune`: what runs left on this machine outside of their folders, and no process uses.
+    """`rlinf runs prune`: finds unused leftovers of runs on this machine outside their folders; deletes on `delete`.
 
-    `older_than` is seconds since it was used last, None the recipe's own choice; it is removed where `delete`.
+    `older_than` is the seconds since the last use, or None for the recipe's default.
 
     Returns:
-        What each is, and its bytes.
+        A description and the bytes of each.
     """
 
     def __call__(self, older_than: float | None, *, delete: bool) -> Sequence[tuple[str, int]]: ...
@@ -237,24 +237,24 @@ class Collect(Protocol):
 
 Convert: TypeAlias = Callable[[Path, Path], bool]
 """`convert(checkpoint, into)`, of `rlinf runs convert`: writes a checkpoint of an earlier version into an empty folder
-as this version has it. Returns whether it was of an earlier version; if not, nothing was written."""
+in this version's format. Returns whether it was of an earlier version; if not, nothing was written."""
 
 
 class Recipe(NamedTuple):
     """A kind of job that can be trained.
 
     A file selects it as `package.module:name`, or by the name under which a package offers it through the entry point
-    group `rlinf.recipes`. A part that is None is one that the recipe does not have.
+    group `rlinf.recipes`. The recipe lacks the parts that are None.
 
     Attributes:
-        name: what `recipe: NAME` says in a file, and the first part of the names of its runs.
+        name: the name in `recipe: NAME`, and the first part of the names of its runs.
         summary: one line for `rlinf train`.
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
-        default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
-            beside the module that holds the recipe, or YAML of several lines.
-        program: what `rlinf train` calls, a function or its name. The parts from `check` to `convert` are given the
+        default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped config, a YAML file
+            beside the recipe's module, or YAML of several lines.
+        program: the function that `rlinf train` calls, or its name. The parts from `check` to `convert` are given the
             same way; the type of each says what it does.
-        variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
+        variants: recipes that a file of this recipe selects by a value, or a text in it, as in `{"data.type=chat":
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
             `play` do not need them.
@@ -287,7 +287,7 @@ class Recipe(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The top-level package, or module, that the recipe is in."""
+        """The top-level package or module of the recipe's configuration model."""
         module = self.config if isinstance(self.config, str) else self.config.__module__
         return module.partition(":")[0].partition(".")[0]
 
@@ -295,15 +295,15 @@ class Recipe(NamedTuple):
         """Return the model of the recipe's whole file.
 
         Raises:
-            ConfigError: it cannot be imported.
+            ConfigError: the model cannot be imported.
         """
         return self._loaded(self.config)
 
     def load(self, part: P | str | None) -> P | None:
-        """Return the function of a part, as in `recipe.load(recipe.program)`; None where the recipe does not have it.
+        """Return the function of a part, as in `recipe.load(recipe.program)`; None if the recipe lacks it.
 
         Raises:
-            ConfigError: it cannot be imported.
+            ConfigError: the function cannot be imported.
         """
         return None if part is None else self._loaded(part)
 
@@ -320,13 +320,13 @@ class Recipe(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A loaded file, as far as it is valid.
+    """A loaded file, and its valid parts.
 
     Attributes:
         name: the file's display name.
         diagnostics: all findings: errors, warnings and notes.
         tree: the composed configuration, with the source of each value; None if it could not be read.
-        sources: the file, its bases, and the overrides if there are any.
+        sources: the file, its bases, and the overrides, if any.
         recipe: the selected recipe, or None.
         config: the recipe's model of the whole file, or None.
         cluster: the `cluster` section, or None.
@@ -353,7 +353,7 @@ class Job(NamedTuple):
     secret: frozenset[KeyPath] = frozenset()
 
     def __repr__(self) -> str:
-        # Not its fields: the tree has pages, and values that must not be printed.
+        # The fields are omitted: the tree is long, and may hold secrets.
         recipe = f"recipe {self.recipe.name}, " if self.recipe is not None else ""
         return f"<Job {self.name}: {recipe}{'valid' if self.ok else 'with errors'}>"
 
@@ -366,7 +366,7 @@ class Job(NamedTuple):
         """Raise the findings, as `rlinf validate` prints them, if one of them is an error.
 
         Raises:
-            ConfigError: with every finding in its text.
+            ConfigError: a finding is an error; the text has every finding.
         """
         if not self.ok:
             from rlinf_core.config.diagnostics import render_text

@@ -1,4 +1,4 @@
-"""Reporting of findings by a recipe's rules, and the rules for components that continue with fewer processes."""
+"""The reporting of findings by a recipe's rules, and the rules for elastic components."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from rlinf_core.suggest import quoted
 
 
 class FindingPlace(NamedTuple):
-    """The location of a finding: the key at `path` is underlined; the finding depends on the values of the keys
-    `about`.
-    """
+    """The location of a finding: the underlined key `path`, and the keys `about`, on whose values it depends."""
 
     path: Path
     about: tuple[Path, ...]
 
 
 class Report:
-    """Passed to a recipe's `check(config, world_sizes, report)`; adds a finding at a path of the configuration.
+    """A reporter, passed to a recipe's `check(config, world_sizes, report)`, that adds findings at paths of the file.
 
-    An invalid value has its default in `config`; findings at such a value, or about one, are dropped.
+    An invalid value has its default in `config`; findings at or about such a value are dropped.
     """
 
     def __init__(self, view: Validated[Any], diagnostics: Diagnostics) -> None:
         self._view = view
         self._diagnostics = diagnostics
-        # What a run fetches when it starts is checked then.
+        # Names that a run fetches when it starts are checked then.
         self._unfetched = [at for at, path in hub_paths(view.model) if not path.is_here]
 
     def __call__(
@@ -52,7 +50,7 @@ class Report:
         """Report a finding.
 
         Args:
-            at: the key to underline; its nearest existing parent if the file omits it.
+            at: the key to underline, or its nearest existing parent if the file omits it.
             code: the diagnostic code.
             message, help: the mistake and the remedy.
             about: further keys whose values the finding depends on.
@@ -71,19 +69,19 @@ class Report:
         self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help, places))
 
     def _lost(self, path: Path) -> bool:
-        """Return whether the value at `path` or its parent was invalid, or is given under a misspelt name."""
+        """Return whether the value at `path` or a parent was invalid or written under a misspelt name."""
         whole, wrong = self._view.original(path), self._view.pruned | self._view.misspelt
         return any(whole[:size] in wrong for size in range(1, len(whole) + 1))
 
     def _find(self, path: Path) -> tuple[Path, Span]:
-        """Return the path in the file and the span to underline: of a component its name."""
+        """Return the path and the span to underline: for a component its name, else the value."""
         tree = self._view.tree
         is_component = path[:-1] == COMPONENT_PLACEMENT and key_span(tree, path) is not None
         return path, naming(tree, path) if is_component else place(tree, path)
 
 
 def check_elastic(recipe: str, able: tuple[str, ...], config: Any, report: Report) -> None:
-    """Report components that are marked `elastic` and cannot do without any of their nodes."""
+    """Report components that are marked `elastic` but cannot continue with fewer nodes."""
     cluster: ClusterConfig = config.cluster
     marked = [name for name, entry in cluster.component_placement.items() if entry.elastic]
     if not marked:

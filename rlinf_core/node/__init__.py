@@ -1,1 +1,1 @@
-"""The machine a process is on: its processes and folders, the clusters that it is a node of. Nothing heavy."""
+"""The machine of this process: its processes and folders, and the clusters it belongs to. Imports nothing heavy."""

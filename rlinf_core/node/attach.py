@@ -17,7 +17,7 @@ from rlinf_core.config.machines.cluster_values import FEWEST_PORTS
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
 from rlinf_core.node import cluster_records, node_facts
 
-# Those with a single listener are the first fields of `NodePorts`; a few more are left free after them.
+# The first fields of `NodePorts` are ports with a single listener; a few more ports are left free after them.
 _SINGLE_PORTS: Final = 9
 _FIXED_PORTS: Final = 16
 
@@ -26,10 +26,10 @@ class NodePorts(NamedTuple):
     """The TCP ports that Ray and rlinf listen on; the same on every node.
 
     Attributes:
-        gcs: where the head is joined; only the head listens on it.
+        gcs: the port at which nodes and drivers join the head; only the head listens on it.
         dashboard: the port of the head's dashboard, on loopback.
-        first_worker, last_worker: the range that Ray's worker processes take theirs from.
-        first_data, last_data: the range on which workers, channels and drivers of rlinf listen for each other.
+        first_worker, last_worker: the range for Ray's worker processes.
+        first_data, last_data: the range on which rlinf's workers, channels and drivers listen for each other.
     """
 
     gcs: int
@@ -59,7 +59,7 @@ class NodePorts(NamedTuple):
                 why="every worker process of Ray listens on one",
                 help=f"write a longer range, as in `{ports.start}-{ports.start + 999}`",
             )
-        # Every process of rlinf is one of Ray's, too, which has others besides.
+        # Every process of rlinf needs a port of Ray, too, and Ray has further processes.
         first, first_data = ports.start, ports.stop - (len(ports) - _FIXED_PORTS) // 3
         single = range(first, first + _SINGLE_PORTS)
         return cls._make([*single, first + _FIXED_PORTS, first_data - 1, first_data, ports.stop - 1])
@@ -75,7 +75,7 @@ class NodePorts(NamedTuple):
         return f"{self.first_data}-{self.last_data}"
 
     def fixed(self, *, head: bool) -> dict[str, int]:
-        """Return the ports with a single listener on a node, by the name of that listener."""
+        """Return the ports with a single listener on a node, by the listener's name."""
         only_head = {"gcs", "dashboard", "client_server"}
         names = self._fields[:_SINGLE_PORTS]
         return {name: getattr(self, name) for name in names if head or name not in only_head}
@@ -83,23 +83,23 @@ class NodePorts(NamedTuple):
 
 # The address that stands for an embedded Ray.
 LOCAL: Final = "local"
-# Ray's label that holds the rank of a node of `rlinf up`.
+# The label in Ray that holds the rank of a node of `rlinf up`.
 RANK_LABEL: Final = "rlinf.io/rank"
 _LOOPBACK: Final = ("127.", "::1", "localhost")
 
 
 class Known(NamedTuple):
-    """A cluster, as a driver on one of its nodes joins it.
+    """A cluster that a driver on this machine can join.
 
     Attributes:
         address: the address of its GCS, `HOST:PORT`.
-        token_path: the file of its token on this machine, or None when it asks for none.
-        num_nodes: the number of nodes in its file; None when that is not recorded.
-        ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
+        token_path: the file of its token on this machine; None if it needs no token.
+        num_nodes: the number of nodes in its file; None if not recorded.
+        ports: the range of this machine's ports for rlinf's own listeners, `first-last`; None for any.
         rank: this machine's rank in it.
         interpreter: the Python that runs Ray on this machine.
-        path: absolute path of the file that it was brought up from.
-        section: digest of that file's cluster section; see `ClusterRecord`.
+        path: the absolute path of the file that it was brought up from.
+        section: a digest of that file's cluster section; see `ClusterRecord`.
     """
 
     name: str
@@ -118,7 +118,7 @@ def known() -> Known | None:
     """Return the cluster that this machine is a node of, or None. `RLINF_CLUSTER` selects one of several.
 
     Raises:
-        ClusterError: there are several, or this machine is a node of none of those in the records.
+        ClusterError: several clusters match, or the recorded cluster does not run on this machine.
     """
     name = env_vars.CLUSTER.get()
     here = _only_one(cluster for cluster in running_here() if name in (None, cluster.name))
@@ -143,21 +143,21 @@ def known() -> Known | None:
 
 
 def destination(address: str | None, num_nodes: int | None, *, may_start: bool) -> Known | str | None:
-    """Return what a driver on this machine joins.
+    """Return the cluster or Ray that a driver on this machine joins.
 
     Args:
         address: the address of a head, `HOST:PORT`, or `local`; None means `RLINF_ADDRESS`.
-        num_nodes: the number of nodes that the job asks for; None when any number will do.
-        may_start: whether a Ray of the driver's own would do. Then a cluster of `rlinf up` that `RLINF_CLUSTER` does
-            not name is joined only where it has as many nodes as the job asks for.
+        num_nodes: the number of nodes that the job asks for; None for any number.
+        may_start: whether an embedded Ray would do. If so, a cluster of `rlinf up` that `RLINF_CLUSTER` does not name
+            is joined only if it has as many nodes as the job asks for.
 
     Returns:
         A cluster of `rlinf up`; the address of another Ray; None for an embedded Ray.
 
     Raises:
-        ClusterError: several clusters match, the named one does not run here, or none exists and one is needed.
+        ClusterError: several clusters match, the named one does not run here, or none exists but one is needed.
     """
-    address = address or env_vars.ADDRESS.get()
+    address = str(address) if address else env_vars.ADDRESS.get()
     if address == LOCAL:
         return None
     if address is not None:
@@ -172,21 +172,28 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
 
 
 def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool:
-    """Return whether a job can run on a Ray that its driver starts: on one node, which no host is named for."""
+    """Return whether a job can run on an embedded Ray: it needs only one node, and its file names no hosts."""
     names_hosts = config is not None and bool(config.hosts or any(group.hosts for group in config.node_groups))
     return num_nodes in (None, 1) and not names_hosts
 
 
 def _at(address: str) -> Known | None:
-    """Return the cluster of `rlinf up` whose head is at `HOST:PORT`, as far as this machine knows it."""
+    """Return the cluster of `rlinf up` whose head is at `HOST:PORT`; None if this machine knows none."""
     host, _, port = address.rpartition(":")
     on_port = [cluster for cluster in (*running_here(), *_recorded()) if cluster.address.rpartition(":")[2] == port]
     for candidate in on_port:
         if candidate.address.rpartition(":")[0] in (host, _resolved(host)):
             return candidate
-    # A head that listens at another address of this machine answers at loopback, too.
+    # A head on this machine is also reachable at loopback, whatever address it advertises.
     local = host.strip("[]").startswith(_LOOPBACK)
     return next((cluster for cluster in on_port if local and cluster.runs_here), None)
+
+
+def is_same_head(one: str, other: str) -> bool:
+    """Return whether two addresses, `HOST:PORT`, are of one head: this machine's may be written as loopback."""
+    (host, _, port), (other_host, _, other_port) = one.rpartition(":"), other.rpartition(":")
+    local = any(name.strip("[]").startswith(_LOOPBACK) for name in (host, other_host))
+    return port == other_port and (local or (_resolved(host) or host) == (_resolved(other_host) or other_host))
 
 
 def _resolved(host: str) -> str | None:
@@ -229,7 +236,7 @@ def _nothing_to_join(name: str | None) -> ClusterError:
 
 
 def running_here() -> Iterator[Known]:
-    """Return the clusters of this user whose Ray runs on this machine."""
+    """Yield the clusters of this user whose Ray runs on this machine."""
     base = Path(node_facts.private_base())
     if not base.is_dir():
         return
@@ -255,27 +262,27 @@ def running_here() -> Iterator[Known]:
 
 
 def _recorded() -> Iterator[Known]:
-    """Return the clusters in this user's records, wherever their nodes are."""
+    """Yield the clusters in this user's records, wherever their nodes are."""
     for name in cluster_records.names():
         try:
             record = cluster_records.load(name)
         except RLinfError:
-            continue  # of another version: reported where it is named
+            continue  # an unreadable record is reported when its cluster is named
         if record is not None:
             path = str(record.token_path) if record.token_path else None
             yield Known(record.name, record.address, path, record.num_nodes, runs_here=False)
 
 
 def prepare(cluster: Known | None) -> None:
-    """Set what a driver needs to join a cluster in this process's environment: how Ray proves the token, and the ports
-    of its own listener. Ray reads its part once, when it is imported.
+    """Set the variables with which this process joins a cluster: Ray's authentication, and the ports for its own
+    listener. Ray reads its variables once, when it is imported.
 
     Args:
-        cluster: the one to join; its token takes the place of any other. None for one that is not ours, whose token
-            the environment names.
+        cluster: the cluster to join; its token replaces any other. None for a cluster that `rlinf up` did not start,
+            whose token the environment names.
 
     Raises:
-        ClusterError: the environment asks for a token, and there is none: Ray would end the whole process.
+        ClusterError: the environment asks for a token, but there is none: Ray would end the whole process.
     """
     if cluster is not None:
         os.environ.pop("RAY_AUTH_TOKEN", None)

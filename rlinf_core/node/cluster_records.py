@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core import env_vars
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, RLinfError
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.node import node_facts
 
@@ -20,10 +21,10 @@ _VERSION: Final = 1
 
 
 class RecordedNode(NamedTuple):
-    """A node as `up` left it.
+    """A node as `rlinf up` left it.
 
     Attributes:
-        address, folder: None while it is not up.
+        address, folder: its address and its folder of the cluster; None while it is not up.
         process: `PID:START` of its `ray start`.
         machine: the machine's identity; see `node_facts`.
     """
@@ -44,14 +45,14 @@ class ClusterRecord:
     """A cluster that `rlinf up` has brought up, wholly or in part.
 
     Attributes:
-        id: what its folders and processes on the nodes are marked with.
-        address: the head's GCS as the nodes reach it, `HOST:PORT`; empty while the head is not up.
-        authenticated: whether a token is asked for.
-        ports: first and last of the range.
-        since: when it was first brought up, in seconds since 1970.
+        id: the mark of its folders and processes on the nodes.
+        address: the address at which nodes reach the head's GCS, `HOST:PORT`; empty while the head is not up.
+        authenticated: whether it needs a token.
+        ports: the first and last port of its range.
+        since: the time when it was first brought up, in seconds since 1970.
         synced: whether its code was shipped by `--sync`.
-        path: absolute path of the file; empty for standard input.
-        section: digest of the file's cluster section; see `section_digest`.
+        path: the absolute path of the file; empty for standard input.
+        section: a digest of the file's cluster section; see `section_digest`.
     """
 
     name: str
@@ -68,7 +69,7 @@ class ClusterRecord:
 
     @property
     def token_path(self) -> Path | None:
-        """The path of its token on this machine, or None when it has none."""
+        """The path of its token on this machine; None if it needs no token."""
         return token_file(self.name) if self.authenticated else None
 
     @property
@@ -76,22 +77,21 @@ class ClusterRecord:
         return len(self.nodes)
 
     def here(self) -> RecordedNode | None:
-        """Return the node that this process runs on, or None when it runs on none."""
+        """Return the node that this process runs on, or None."""
         own = node_facts.machine()
         alone = len(self.nodes) == 1 and self.nodes[0].host is None
         return next((node for node in self.nodes if alone or node.machine == own), None)
 
 
 def section_digest(cluster: ClusterConfig) -> str:
-    """Return a digest of a resolved cluster section, without the parts that are a job's: placement, `forward_env`."""
-    section = cluster.model_dump(
-        mode="json", exclude={"component_placement", "forward_env"}, fallback=str, warnings=False
-    )
+    """Return a digest of a resolved cluster section without what only a job uses: placement, spares, `forward_env`."""
+    of_job = {"component_placement", "spare_nodes", "forward_env"}
+    section = cluster.model_dump(mode="json", exclude=of_job, fallback=str, warnings=False)
     return node_facts.digest_of(json.dumps(section, sort_keys=True))
 
 
 def folder() -> Path:
-    """Return where the records are: `$XDG_STATE_HOME/rlinf/clusters`, by default below `~/.local/state`."""
+    """Return the folder of the records: `$XDG_STATE_HOME/rlinf/clusters`, by default below `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "rlinf" / "clusters"
 
@@ -101,7 +101,7 @@ def token_file(name: str) -> Path:
 
 
 def load(name: str) -> ClusterRecord | None:
-    """Return the record of a cluster, or None when there is none.
+    """Return the record of a cluster, or None.
 
     Raises:
         RLinfError: the file is not a valid record.
@@ -134,10 +134,10 @@ def names() -> list[str]:
 
 
 def recorded(name: str | None = None) -> ClusterRecord | None:
-    """Return the cluster of this name, by default that of `RLINF_CLUSTER`, else the only one; None when there is none.
+    """Return the record of the named cluster, by default that of `RLINF_CLUSTER`, else the only one; None if missing.
 
     Raises:
-        ClusterError: there are several, and none was named.
+        ClusterError: there are several, and none is named.
     """
     name = name or env_vars.CLUSTER.get()
     if name is not None:
@@ -152,10 +152,22 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
 
 
 def save(record: ClusterRecord) -> None:
-    """Write the record atomically, readable by this user only."""
-    make_folder()
+    """Write the record; see `write`."""
     data = {"version": _VERSION, **asdict(record), "nodes": [node._asdict() for node in record.nodes]}
-    node_facts.write_private(str(folder() / f"{record.name}.json"), json.dumps(data, indent=1))
+    write(folder() / f"{record.name}.json", json.dumps(data, indent=1))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file in the folder of the records atomically, readable by this user only.
+
+    Raises:
+        RLinfError: it cannot be written.
+    """
+    make_folder()
+    try:
+        node_facts.write_private(str(path), text)
+    except OSError as error:
+        raise _unusable(error) from None
 
 
 def forget(name: str) -> None:
@@ -168,16 +180,20 @@ def make_folder() -> None:
     """Make the folder of the records unless it exists.
 
     Raises:
-        RLinfError: it cannot be made, or nothing can be written in it.
+        RLinfError: it cannot be made, or is not writable.
     """
     try:
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder(), os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "nothing can be written in it")
     except OSError as error:
-        raise RLinfError(
-            "the folder of cluster records cannot be used",
-            where=str(folder()),
-            why=error.strerror,
-            help="check its owner and permissions, or set XDG_STATE_HOME to a folder of yours",
-        ) from None
+        raise _unusable(error) from None
+
+
+def _unusable(error: OSError) -> RLinfError:
+    return RLinfError(
+        "the folder of cluster records cannot be used",
+        where=str(folder()),
+        why=write_fault(folder(), error),
+        help="check its owner, permissions and disk, or set XDG_STATE_HOME to a folder of yours",
+    )

@@ -1,13 +1,13 @@
-"""Claims of jobs on devices of this node, which their holders answer for, and which the kernel frees.
+"""Claims of jobs on devices of this node; their holders answer questions about them, and the kernel frees them.
 
-A claim is an abstract Unix socket whose name is the user and the device. Only one process can bind it, and the name is
-free once all processes have ended that have the socket, however they end: the process that bound it, and the job's
-workers on the device, which ask it for a copy. Who connects is told what the holder says of itself, for display alone;
-the kernel says which process of which user it is.
+A claim is an abstract Unix socket named after the user and the device. Only one process can bind it. The kernel frees
+the name when all processes with the socket have ended, in whatever way: the process that bound it, and the job's
+workers on the device, which get copies of it. A process that connects gets the holder's description of itself, for
+display only; the kernel tells the holder's pid and user.
 
-Anybody can bind any name: a socket counts only if the kernel says that this user made it. Those who share a device bind
-a name with a suffix, and so does a job whose name another user has bound. Who binds looks for others only then: of two
-that do so at once, one sees the other. A network namespace has its own names.
+Any user can bind any name, so a socket counts only if the kernel tells that this user made it. Jobs that share a device
+bind names with a suffix, and so does a job whose plain name another user has bound. A job checks for others after it
+has bound: of two that bind at once, at least one sees the other. A network namespace has its own names.
 
 Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -32,20 +32,20 @@ from rlinf_core.process.abstract_sockets import bind, bound, connected
 from rlinf_core.process.proc import peer_credentials, stat
 
 _ASK_SECONDS = 1.0
-# For all holders of a node together.
+# The time limit for asking all holders of a node.
 _LIST_SECONDS = 10.0
-# Many workers may ask a busy driver for their copies at once.
+# The time limit for a copy: many workers may ask a busy driver at once.
 _KEEP_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
 _WAITING_ASKERS = 1024
 _MAX_BYTES = 4096
 _MAX_NAME = 60
 _WHO, _COPY, _TAKE = b"?", b"c", b"t"
-# What people call the device, in an answer.
+# The key, in a reply, of the device's readable name.
 LABEL = "label"
 _PLAIN = re.compile(r"[^A-Za-z0-9.:-]")
 
-# Copies of the sockets of this process's devices: they are closed when it ends.
+# Copies of the sockets of this process's devices, which stay open until it ends.
 _copies: list[socket.socket] = []
 
 
@@ -53,11 +53,11 @@ class HolderInfo(NamedTuple):
     """A process that holds a device, or waits for one.
 
     Attributes:
-        device: the device, as in `NVIDIA:GPU-5d5b`; empty for a process that waits.
-        pid: the process that bound it, by the kernel.
-        user: the id of its user, by the kernel: this user's on that node.
-        about: what it says of itself; None: it does not answer, or has just begun.
-        stopped: whether it does not answer since it is stopped, as by Ctrl-Z.
+        device: the device, for example `NVIDIA:GPU-5d5b`; empty for a process that waits.
+        pid: the pid of the process that bound the socket, as the kernel tells.
+        user: the uid of that process, as the kernel tells: this user's on that node.
+        about: its description of itself; None if it does not answer, or has just begun.
+        stopped: whether it does not answer because it is stopped, for example by Ctrl-Z.
     """
 
     device: str
@@ -71,7 +71,8 @@ class ClaimResult(NamedTuple):
     """The result of an attempt to take devices.
 
     Attributes:
-        names: the name of the socket of each device; empty where one of them was not to be had.
+        names: the name of the socket by device; empty if a device could not be taken.
+        others: the other holders of the devices, if the devices are shared or could not be taken.
     """
 
     names: Mapping[str, str]
@@ -79,12 +80,12 @@ class ClaimResult(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether all were taken."""
+        """Whether all devices were taken."""
         return bool(self.names)
 
 
 class DeviceHolder:
-    """The claims of this process, and its answers about them."""
+    """The claims of this process, and the thread that answers questions about them."""
 
     def __init__(self) -> None:
         self._sockets: dict[str, socket.socket] = {}
@@ -93,7 +94,7 @@ class DeviceHolder:
         self._labels: dict[str, str] = {}
         self._about_since = time.monotonic()
         self._lock = threading.Lock()
-        # Held by who takes devices: questions of others are answered meanwhile.
+        # Held while devices are taken; apart from `_lock`, so that questions of others are answered meanwhile.
         self._taking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._when_empty: Callable[[], None] | None = None
@@ -111,10 +112,10 @@ class DeviceHolder:
         """Take all of these devices, or none.
 
         Args:
-            devices: the devices, as in `NVIDIA:GPU-5d5b`; those that it has stay.
-            share: whether to take them also where others hold them.
-            group: share them with those who name this group, and with nobody else; empty: with nobody.
-            labels: what people call devices, which askers are told.
+            devices: the devices, for example `NVIDIA:GPU-5d5b`; devices that it holds already stay.
+            share: whether to take devices that others hold, too.
+            group: the group with which to share them: other jobs that name it, and no others; empty: no sharing.
+            labels: the readable names of devices, for replies to questions.
 
         Raises:
             OSError: the kernel makes no socket of this name.
@@ -146,44 +147,44 @@ class DeviceHolder:
         return ClaimResult({device: own[claim_name(device)] for device in wanted} if taken else {}, others)
 
     def adopt(self, names: Mapping[str, str], pid: int, labels: Mapping[str, str]) -> list[str]:
-        """Take claims over from another process of this job, which gives them up: they are free at no moment.
+        """Take claims over from another process of this job, so that they are never free in between.
 
         Args:
             names: the names of the sockets, by device.
-            pid: the process that holds them, as the kernel must say, too.
+            pid: the process that holds them, which the kernel must confirm.
             labels: see `take`.
 
         Returns:
-            The devices whose claims it has now.
+            The devices whose claims were taken over.
         """
         end = time.monotonic() + _KEEP_SECONDS
         copies = {name: _copy_of(name, _TAKE, end, pid) for name in names.values()}
         got = {name: sock for name, sock in copies.items() if sock is not None}
         with self._lock:
             self._labels.update({claim_name(device): label for device, label in labels.items()})
-            # Who listens last is the process that the kernel names.
+            # `listen` makes the kernel name this process as the holder.
             self._hold(got)
         return [device for device, name in names.items() if name in got]
 
     def when_empty(self, do: Callable[[], None]) -> None:
-        """Call a function, in a thread, once this process holds nothing more."""
+        """Call a function, in the answering thread, once this process holds no claims."""
         with self._lock:
             self._when_empty = do
         self._wake()
 
     def look(self, devices: Iterable[str], *, group: str = "") -> list[HolderInfo]:
-        """Return who else holds these devices, and takes nothing; without those of this group."""
+        """Return the other holders of these devices, without those of this group."""
         with self._lock:
             own = set(self._sockets)
         return holders(devices, without=own, group=group)
 
     def _names(self) -> dict[str, str]:
-        """Return the name of each claim by that of its device."""
+        """Return the names of claims, by the plain name of their device."""
         with self._lock:
             return {_device_name(name): name for name in self._sockets}
 
     def wait(self) -> None:
-        """Let others see that this process waits; what it tells says for what."""
+        """Show others that this process waits; `tell` sets the description of the wait."""
         name = f"{_prefix('wait')}{os.getpid()}-{secrets.token_hex(4)}"
         sock = bind(name)
         with self._lock:
@@ -191,7 +192,7 @@ class DeviceHolder:
                 self._hold({name: sock})
 
     def stop_waiting(self) -> None:
-        """Take the sign that it waits back."""
+        """Stop showing that this process waits."""
         prefix = _prefix("wait")
         with self._lock:
             for name in [name for name in self._sockets if name.startswith(prefix)]:
@@ -199,12 +200,12 @@ class DeviceHolder:
         self._wake()
 
     def tell(self, about: Mapping[str, Any]) -> None:
-        """Set what askers are told. Seconds that are `left` pass from now on."""
+        """Set the reply to questions. Its seconds `left` count down from now on."""
         with self._lock:
             self._about, self._about_since = dict(about), time.monotonic()
 
     def drop(self, devices: Iterable[str] | None = None) -> None:
-        """Give devices back; None: all, and the sign that it waits."""
+        """Release claims on devices; with None all of them, and stop showing that this process waits."""
         names = None if devices is None else set(map(claim_name, devices))
         with self._lock:
             for name in [name for name in self._sockets if names is None or _device_name(name) in names]:
@@ -239,16 +240,16 @@ class DeviceHolder:
                     with suppress(OSError):
                         self._bell.recv(_MAX_BYTES)
                 elif descriptor in by_descriptor:
-                    # It may have been closed since, or the asker have gone.
+                    # The socket may be closed by now, or the asker gone.
                     with suppress(OSError, ValueError):
                         self._answer(*by_descriptor[descriptor])
 
     def _answer(self, name: str, sock: socket.socket) -> None:
-        """Answer one asker of this user; what it does not take within a second is not repeated."""
+        """Answer one asker of this user, if it takes the reply within a second."""
         try:
             connection, _ = sock.accept()
         except OSError:
-            # As where this process has no descriptor left: the asker stays in line.
+            # For example, this process has no descriptor left: the asker stays queued.
             time.sleep(_PAUSE_SECONDS)
             return
         with connection:
@@ -262,9 +263,9 @@ class DeviceHolder:
                 if isinstance(about.get("left"), float):
                     about["left"] -= time.monotonic() - self._about_since
                     if about["left"] <= 0:
-                        # It takes longer than it was to, nobody knows how long.
+                        # The job takes longer than estimated, so the time left is unknown.
                         del about["left"]
-            # Who has nothing to say of itself has just begun.
+            # An empty reply means that the job has just begun.
             text = json.dumps({**about, LABEL: label} if about and label else about).encode()
             text = text if len(text) <= _MAX_BYTES else b"{}"
             copy = array.array("i", [sock.fileno()])
@@ -275,7 +276,7 @@ class DeviceHolder:
                 self._sockets.pop(name, sock).close()
 
     def _forget(self) -> None:
-        """In a forked child, which is no part of the claim: leave it to the parent."""
+        """Give up all claims in a forked child, which leaves them to its parent."""
         for sock in (*self._sockets.values(), self._bell, self._ring):
             sock.close()
         self._sockets, self._thread, self._lock, self._taking = {}, None, threading.Lock(), threading.Lock()
@@ -284,7 +285,7 @@ class DeviceHolder:
 
 
 def claim_name(device: str) -> str:
-    """Return the name of the socket of a device for this user."""
+    """Return the plain socket name of a device for this user."""
     plain = _PLAIN.sub("_", device)
     if plain != device or len(plain) > _MAX_NAME:
         plain = f"{plain[: _MAX_NAME - 17]}-{hashlib.sha256(device.encode()).hexdigest()[:16]}"
@@ -292,7 +293,7 @@ def claim_name(device: str) -> str:
 
 
 def holders(devices: Iterable[str], *, without: Collection[str] = (), group: str = "") -> list[HolderInfo]:
-    """Return who holds these devices, each holder of each device, but for sockets of these names and of this group."""
+    """Return each holder of each of these devices, except the sockets named in `without` and those of `group`."""
     by_name = {claim_name(device): device for device in devices}
     names = [name for name in bound(_prefix("claim")) if _device_name(name) in by_name]
     names = [name for name in names if name not in without and not _of_group(name, group)]
@@ -300,7 +301,7 @@ def holders(devices: Iterable[str], *, without: Collection[str] = (), group: str
 
 
 def listing() -> dict[str, list[dict[str, Any]]]:
-    """Return who holds devices of this node, and who waits, as data: `claims` and `waiting`."""
+    """Return the holders of devices of this node, and the waiting processes, as data: `claims` and `waiting`."""
     claim, wait = _prefix("claim"), _prefix("wait")
     held = _ask_all({name: _device_name(name)[len(claim) :] for name in bound(claim)})
     waiting = _ask_all(dict.fromkeys(bound(wait), ""))
@@ -311,7 +312,7 @@ def keep(names: Iterable[str], *, seconds: float = _KEEP_SECONDS) -> list[str]:
     """Keep copies of the claims of this process's job until this process ends.
 
     Returns:
-        The names of those that could not be had.
+        The names of the claims of which it got no copy.
     """
     end = time.monotonic() + seconds
     copies = {name: _copy_of(name, _COPY, end) for name in names}
@@ -320,9 +321,9 @@ def keep(names: Iterable[str], *, seconds: float = _KEEP_SECONDS) -> list[str]:
 
 
 def _copy_of(name: str, question: bytes, end: float, pid: int | None = None) -> socket.socket | None:
-    """Return a copy of a claim, of this process alone if one is named; None: its holder gave none.
+    """Return a copy of a claim, or None if its holder gives none or is not `pid`, if that is given.
 
-    A busy one is asked again until `end`.
+    A busy holder is asked again until `end` (monotonic).
     """
     while True:
         try:
@@ -353,7 +354,7 @@ def _prefix(kind: str) -> str:
 
 
 def _device_name(name: str) -> str:
-    """Return the name of the device's own socket for that of one who shares it."""
+    """Return the plain name of the device, given the name of any of its sockets."""
     return name.partition("+")[0]
 
 
@@ -366,7 +367,7 @@ def _tag(group: str) -> str:
 
 
 def _claimed(device: str, *, share: bool, group: str) -> tuple[str, socket.socket] | None:
-    """Bind a name for the device of this name; None: another process of this user has one. Closed, it is free again."""
+    """Bind a name for the device with this plain name; None if another process of this user has the device."""
 
     def others(own: str = "") -> list[str]:
         names = [name for name in bound(device) if _device_name(name) == device]
@@ -376,7 +377,7 @@ def _claimed(device: str, *, share: bool, group: str) -> tuple[str, socket.socke
         return None
     name, sock = device, None if group else bind(device)
     if sock is None:
-        # Of two that come at once, the one without the plain name yields. It is only free where another user has it.
+        # If another process of this user has just bound the plain name, this one yields. Else another user has it.
         if others():
             return None
         name = f"{device}+{_tag(group)}-{secrets.token_hex(4)}"
@@ -395,10 +396,10 @@ def _claimed(device: str, *, share: bool, group: str) -> tuple[str, socket.socke
 
 
 def _ask_all(devices: Mapping[str, str]) -> list[HolderInfo]:
-    """Return the holders of names, in bounded time; without those that have gone."""
+    """Return the holders of names, in bounded time, without those that have ended."""
     end = time.monotonic() + _LIST_SECONDS
     asked: list[HolderInfo] = []
-    # One that is stopped is waited for once, not for each of its devices.
+    # A stopped holder is waited for once, not for each of its devices.
     silent: set[int] = set()
     for name, device in devices.items():
         one = _ask(name, device, silent, listen=time.monotonic() < end)
@@ -408,7 +409,7 @@ def _ask_all(devices: Mapping[str, str]) -> list[HolderInfo]:
 
 
 def _ask(name: str, device: str, silent: set[int], *, listen: bool) -> HolderInfo | None:
-    """Return who holds a name, and what it says about itself; None: no one holds it now."""
+    """Return the holder of a name and its description of itself; None if the name is free now."""
     pid, user, about = 0, os.getuid(), None
     try:
         with connected(name, _ASK_SECONDS) as connection:
@@ -417,7 +418,7 @@ def _ask(name: str, device: str, silent: set[int], *, listen: bool) -> HolderInf
                 connection.send(_WHO)
                 about = _read(connection.recv(_MAX_BYTES + 1))
     except ConnectionRefusedError:
-        # Nobody listens: it has just ended, or has just begun.
+        # The holder does not listen: it has just ended, or has just begun.
         if name not in bound(name):
             return None
     except OSError:
@@ -426,7 +427,7 @@ def _ask(name: str, device: str, silent: set[int], *, listen: bool) -> HolderInf
 
 
 def _read(text: bytes) -> Mapping[str, Any] | None:
-    """Return an answer; None for one that is too long, empty or no object."""
+    """Return a parsed reply; None if it is too long, empty or not an object."""
     try:
         about: Any = json.loads(text) if len(text) <= _MAX_BYTES else None
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """A server that forks the processes of a group on one node: they share the memory of its imports.
 
-Run as a script by the process that hosts the group, with a socket of messages to it. Each request brings one end of a
-connection, which the new process gets. When the host ends, the server kills what it forked, and ends too.
+The process that hosts the group runs it as a script, with a message socket between the two. Each request brings one end
+of a connection for the new process. When the host ends, the server kills the processes that it started, and ends.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class ForkSettings:
     """The settings of a server.
 
     Attributes:
-        entry: the function that a new process calls with its connection, its name and `arguments`, as in
+        entry: the function that a new process calls with its connection, its name and `arguments`, as
             `package.module:function`.
-        modules: imported once. They must start no thread, else each process imports them by itself.
+        modules: the modules to import once. If one starts a thread, each process imports them by itself.
         path: the folders to import from.
-        logs: where processes write their output, by Ray's names for it; None for that of the server.
-        job: Ray's id of the job, a part of these names.
+        logs: the folder for the output of processes, in files named as Ray does; None for the server's own output.
+        job: Ray's id of the job, a part of these file names.
         arguments: plain values for `entry`.
     """
 
@@ -60,7 +60,7 @@ class ForkClient:
             subprocess.Popen(words, pass_fds=[number], stdin=subprocess.DEVNULL, start_new_session=True)
 
     def start(self, name: str) -> socket.socket:
-        """Have a process forked; return the connection to it.
+        """Fork a process; return the connection to it.
 
         Raises:
             OSError: the server has ended.
@@ -71,14 +71,14 @@ class ForkClient:
         return ours
 
     def kill(self, name: str) -> None:
-        """Kill a process, if it lives. Its end is reported as any other."""
+        """Kill a process, if it lives. Its end is reported as for any other process."""
         with suppress(OSError):
             self.socket.send(json.dumps({"kill": name}).encode())
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the server's next message: `name` and `pid` of a new process, or `name` and `end` of one that has
-        ended. That is its status as of `os.waitpid`, or the reason why it could not be forked. None: the server has
-        ended."""
+        """Return the server's next message: `name` and `pid` of a new process, or `name` and `end` of an ended one.
+
+        `end` is a status of `os.waitpid`, or the reason why the fork failed. None if the server has ended."""
         message = self.socket.recv(_MESSAGE_BYTES)
         return json.loads(message) if message else None
 
@@ -92,14 +92,14 @@ class _Server:
         self._children: dict[str, tuple[int, int]] = {}
         sys.path[:] = settings.path
         self._variables = dict(os.environ)
-        # NumPy's library would start threads when it is loaded.
+        # By default, NumPy's BLAS library starts threads when it is loaded.
         os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
         for name in settings.modules:
             with suppress(Exception):
                 import_module(name)
-        # A fork would lack the other threads, and keep their locks.
+        # A forked process would lack the other threads, but have their locks held.
         self._forks = len(os.listdir("/proc/self/task")) == 1
-        # Children write into no page of the server's objects when they collect garbage.
+        # Keeps garbage collection in children from writing into pages that they share with the server.
         gc.collect()
         gc.freeze()
 
@@ -148,7 +148,7 @@ class _Server:
         words = [sys.executable, os.path.abspath(__file__), "alone", str(connection), name]
         words.append(json.dumps(asdict(self._settings)))
         process = subprocess.Popen(words, pass_fds=[connection], stdin=subprocess.DEVNULL, env=self._variables)
-        process.returncode = 0  # it is waited for here
+        process.returncode = 0  # keeps Popen from reaping it: `_reap` does
         return process.pid
 
     def _become(self, name: str, connection: int) -> NoReturn:
@@ -160,7 +160,7 @@ class _Server:
             os.environ.clear()
             os.environ.update(self._variables)
             if "numpy.random" in sys.modules:
-                sys.modules["numpy.random"].seed()  # Python's own generator does so by itself
+                sys.modules["numpy.random"].seed()  # Python's own generator reseeds itself after a fork
         finally:
             run(name, connection, self._settings)
 
@@ -177,7 +177,7 @@ class _Server:
 
 
 def run(name: str, connection: int, settings: ForkSettings) -> NoReturn:
-    """Run the entry in this process, and end it."""
+    """Run the entry in this process, and end the process."""
     status = 1
     try:
         if settings.logs is not None:
@@ -197,7 +197,7 @@ def run(name: str, connection: int, settings: ForkSettings) -> NoReturn:
 
 
 def _write_to(folder: str, job: str, name: str) -> None:
-    """Write this process's output into files as Ray names those of its workers, and thus shows their lines."""
+    """Write this process's output into files named like those of Ray's workers, so that Ray shows their lines."""
     stem = os.path.join(folder, f"worker-{os.urandom(28).hex()}-{job}-{os.getpid()}")
     for number, suffix in ((1, "out"), (2, "err")):
         with suppress(OSError), open(f"{stem}.{suffix}", "ab", buffering=0) as file:
@@ -206,7 +206,7 @@ def _write_to(folder: str, job: str, name: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run as the server, or, where it cannot fork, as one of the processes."""
+    """Run as the server, or as one of the processes if the server cannot fork."""
     settings = ForkSettings(**json.loads(arguments[-1]))
     if arguments[0] == "alone":
         sys.path[:] = settings.path

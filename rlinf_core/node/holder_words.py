@@ -1,4 +1,4 @@
-"""Words about a process that holds a device, or waits for one, by its own answer. Pure; the answer is only shown."""
+"""Texts about a process that holds a device or waits for one, from its own reply, which is only displayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_core.suggest import clipped
 
 
 def job_words(one: HolderInfo) -> str:
-    """Return which job it is: its run folder, relative to the working folder if it is below that, or its command."""
+    """Return a text for its job: the run folder (relative if below the working folder), or the command."""
     about = one.about or {}
     run, command = _text(about, "run"), _text(about, "command")
     if run:
@@ -26,19 +26,19 @@ def job_words(one: HolderInfo) -> str:
 
 
 def device_words(one: HolderInfo) -> str:
-    """Return which device it is: `NVIDIA 0`."""
+    """Return a text for its device: `NVIDIA 0`."""
     return device_label(one).replace(":", " ", 1)
 
 
 def device_label(one: HolderInfo) -> str:
-    """Return what people call the device, `NVIDIA:0`: by its holder's word, if it says one, else as it is claimed."""
+    """Return the readable name of the device, `NVIDIA:0`, as its holder tells; else the name in the claim."""
     label = _text(one.about or {}, LABEL)
     vendor, _, _ = one.device.partition(":")
     return label if label.startswith(f"{vendor}:") else visible(one.device)
 
 
 def holder_record(one: HolderInfo) -> dict[str, Any]:
-    """Return it as data."""
+    """Return the facts about a holder as plain data."""
     about = one.about or {}
     return {
         "device": device_label(one) or None,
@@ -59,7 +59,7 @@ def holder_record(one: HolderInfo) -> dict[str, Any]:
 
 
 def progress_words(one: HolderInfo) -> str:
-    """Return how far it is, as `step 12 of 30, about 2 min`; empty where that is unknown."""
+    """Return its progress, for example `step 12 of 30, about 2 min`; empty if unknown."""
     about = one.about or {}
     step, total, left = _number(about, "step"), _number(about, "total"), _number(about, "left")
     if step is None:
@@ -69,10 +69,10 @@ def progress_words(one: HolderInfo) -> str:
 
 
 def held_words(rank: int, devices: Mapping[str, str], others: Sequence[HolderInfo]) -> str:
-    """Return `accelerators 0-1 of node 0: runs/a, step 12 of 30, about 2 min`, for each holder.
+    """Return a text such as `accelerators 0-1 of node 0: runs/a, step 12 of 30, about 2 min`, for each holder.
 
     Args:
-        devices: the words for each device, by its name.
+        devices: the readable name of each device, by its name in claims.
     """
     by_holder: dict[int, list[HolderInfo]] = {}
     for one in others:
@@ -86,17 +86,17 @@ def held_words(rank: int, devices: Mapping[str, str], others: Sequence[HolderInf
 
 
 def since(one: HolderInfo) -> float | None:
-    """Return since when it holds or waits, in seconds since 1970; None if unknown."""
+    """Return the time since which it holds or waits, in seconds since 1970; None if unknown."""
     return _number(one.about or {}, "since")
 
 
 def waits_for(one: HolderInfo) -> str:
-    """Return a description of what it waits for; empty if it does not say."""
+    """Return its description of what it waits for, or an empty text."""
     return _text(one.about or {}, "waits_for")
 
 
 def rough_seconds(seconds: float) -> str:
-    """Return about how long something takes: `40 s`, `2 min`, `3 h`. Estimates deserve no digits of `spell_seconds`."""
+    """Return a rounded duration: `40 s`, `2 min`, `3 h`. Estimates do not deserve the precision of `spell_seconds`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"

@@ -1,7 +1,7 @@
-"""The environment of a process on a node: the node's own, with what a file gives merged into it.
+"""The environment of a process on a node: the node's own environment, merged with variables of a file.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8. As a script with a file of
-`write`, it becomes the interpreter that the file names.
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8. Run as a script with a file
+written by `write`, it becomes the interpreter that the file names.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 
 def merged(own: Mapping[str, str], variables: Mapping[str, str], prepended: Iterable[str]) -> dict[str, str]:
-    """Return the environment `own` with `variables`, exactly as they are written.
+    """Return the environment `own` with `variables`, whose values are not expanded.
 
     Args:
         own: the environment of the starting process.
-        variables: those of the file.
-        prepended: the names among them that hold lists of directories: their value is prepended to the existing one.
+        variables: the variables of the file.
+        prepended: the names of variables that hold lists of directories: their value is prepended to the existing one.
     """
     lists = set(prepended)
     env = dict(own)
     for name, value in variables.items():
         before = own.get(name) if name in lists else None
         if before:
-            # An empty entry of such a list would mean the working directory.
+            # An empty value would add an empty entry, which means the working directory.
             is_first = not value or before == value or before.startswith(f"{value}:")
             env[name] = before if is_first else f"{value}:{before}"
         else:
@@ -38,7 +38,7 @@ def merged(own: Mapping[str, str], variables: Mapping[str, str], prepended: Iter
 def write(folder: str, request: dict[str, Any]) -> str:
     """Write a private file in `folder` that holds `env`, `prepended` and `interpreter`; return its path.
 
-    Equal requests have one file.
+    Equal requests share one file.
     """
     text = json.dumps(request, sort_keys=True)
     path = os.path.join(folder, f"rlinf-env-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
@@ -50,12 +50,12 @@ def write(folder: str, request: dict[str, Any]) -> str:
 
 
 def command(python: str, path: str) -> list[str]:
-    """Return the command that becomes the interpreter of the file at `path`, with further arguments for it."""
+    """Return the command that becomes the interpreter named in the file at `path`; arguments for it can be appended."""
     return [python, "-I", "-S", os.path.abspath(__file__), path]
 
 
 def main() -> None:
-    """Become the interpreter."""
+    """Become the interpreter that the file names."""
     with open(sys.argv[1], encoding="utf-8") as file:
         request = json.load(file)
     interpreter = request["interpreter"]

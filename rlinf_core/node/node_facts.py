@@ -1,4 +1,4 @@
-"""Facts about a node that its drivers need too: folders, records, the environment of a Ray that rlinf started.
+"""Facts about a node that its drivers need, too: folders, records, the environment of rlinf's own Ray.
 
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -17,17 +17,17 @@ from rlinf_core.process.proc import MARK, alive, boot_id, namespace
 
 _RECORD = "node.json"
 _TOKEN = "token"
-# Comes before the code that is given to an interpreter: a `json.py` of the working folder is not the one that is meant.
+# Prepended to code passed to an interpreter, so that it imports nothing (such as a `json.py`) from the working folder.
 WITHOUT_WORKING_FOLDER = "import sys; sys.path[:] = [p for p in sys.path if p]\n"
-# The kernel's limit of a unix socket's path is 107 characters. Ray's take 63 below its folder, whose name has up to 12.
+# The path of a unix socket has at most 107 bytes. Ray's sockets take 63 below its folder, whose name has up to 12.
 _LONGEST_BASE = 28
-# Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
+# Ray's object store holds only arguments and results of calls; messages between workers don't pass through it.
 _OBJECT_STORE_BYTES = 512 * 2**20
 _SMALLEST_STORE_BYTES = 80 * 2**20
 
 
 def temporary_folder() -> str:
-    """Return the folder for temporary files; /tmp where none can be written, so that whoever writes names it."""
+    """Return the folder for temporary files; /tmp if none is writable, so that later errors of writing name it."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -35,9 +35,8 @@ def temporary_folder() -> str:
 
 
 def private_base() -> str:
-    """Return the folder of this user on this machine, in TMPDIR, or in /tmp where TMPDIR is too long for Ray's sockets.
-
-    It need not exist yet.
+    """Return this user's folder on this machine, which need not exist: in TMPDIR, or in /tmp if TMPDIR is too long for
+    Ray's sockets.
     """
     private = os.path.join(temporary_folder(), f"rlinf-{os.getuid()}")
     return private if len(private) <= _LONGEST_BASE else os.path.join("/tmp", f"rlinf-{os.getuid()}")
@@ -49,7 +48,7 @@ def folder_of(cluster: str) -> str:
 
 
 def read_record(folder: str) -> dict[str, Any] | None:
-    """Return the facts written when the node was started, or None."""
+    """Return the record written when the node was started, or None."""
     try:
         with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
             record = json.load(file)
@@ -62,15 +61,19 @@ def write_private(path: str, text: str) -> None:
     """Write a file atomically, readable by this user only."""
     part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        os.unlink(part)
+        raise
 
 
 def make_private(folder: str) -> bool:
-    """Make a folder unless it exists; return whether it is not a link, and only this user may enter it.
+    """Make a folder unless it exists; return whether it is a folder of this user, no link, and closed to others.
 
     Raises:
         OSError: it cannot be made.
@@ -80,15 +83,15 @@ def make_private(folder: str) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
-# A raylet begins its object store in a thread, which often is not there when it first looks. It looks again after a
-# second, ten times; these are as many seconds in smaller steps.
+# A raylet starts its object store in a thread, which often is not ready at the first connection attempt. By default it
+# retries every second, ten times; this gives the same time in smaller steps.
 _STORE_ATTEMPTS: Final = {
     "RAY_raylet_client_num_connect_attempts": "500",
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
 }
-# An idle Ray takes CPU time for as long as a job runs. Its log monitor looks for new files ten times a second, until
-# there are so many; then each half second. Every process times each of its events, for a file that nobody reads.
-# At its end a process reports its tasks to the GCS, for which it waits five seconds where the GCS has died.
+# By default an idle Ray takes CPU time. Its log monitor looks for new files ten times a second, and from the threshold
+# on every half second. Every process times all its events, for an unused file. A process that ends reports its tasks to
+# the GCS, and waits five seconds for that if the GCS has died.
 _IDLE_TUNING: Final = {
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "RAY_event_stats": "0",
@@ -97,7 +100,7 @@ _IDLE_TUNING: Final = {
 
 
 def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
-    """Return the environment of an embedded Ray; no token disables authentication. It is written into the folder."""
+    """Return the environment of rlinf's own Ray, and write `token` into `folder`; None disables authentication."""
     if token is None:
         return {MARK: owner, "RAY_AUTH_MODE": "disabled", **_STORE_ATTEMPTS, **_IDLE_TUNING}
     path = os.path.join(folder, _TOKEN)
@@ -106,7 +109,7 @@ def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str
 
 
 def object_store_bytes() -> int:
-    """Return the size of Ray's object store: no more than half of /dev/shm, of which containers often have 64 MB."""
+    """Return the bytes of Ray's object store: half of the free /dev/shm (64 MB in containers), from 80 to 512 MiB."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
@@ -119,7 +122,7 @@ def digest_of(text: str) -> str:
 
 
 def running(folder: str) -> dict[str, Any] | None:
-    """Return the record of a node, with whether its Ray lives and a digest of its token."""
+    """Return the record of a node, with `alive` (whether its Ray lives) and a digest of its token."""
     record = read_record(folder)
     if record is None:
         return None
@@ -132,10 +135,10 @@ def running(folder: str) -> dict[str, Any] | None:
 
 
 def without_env(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without the values of variables, which may be secret."""
+    """Return a record without its environment variables, which may be secret."""
     return {name: value for name, value in record.items() if name != "env"}
 
 
 def machine() -> str:
-    """Return what two logins to the same machine have in common, and two machines or containers don't."""
+    """Return an identity of this machine or container, the same for all logins to it."""
     return "|".join((socket.gethostname(), boot_id(), *(f"{kind}:[{namespace(kind)}]" for kind in ("pid", "net"))))

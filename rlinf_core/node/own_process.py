@@ -1,6 +1,6 @@
-"""Surroundings of this process under which Python, torch or Ray fail, mended or refused.
+"""Repairs or refusals of environments in which Python, torch or Ray fail.
 
-A user number without a line in the password database is one, as `docker run --user 54321` and some sites have it.
+One is a uid without an entry in the password database, as under `docker run --user 54321` and at some sites.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import pwd
 from rlinf_core.errors import ClusterError, RLinfError
 
 _OPTIMIZE = "PYTHONOPTIMIZE"
-# Where `getpass.getuser` looks for a name.
+# The variables in which `getpass.getuser` looks for a name.
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
 def name_user() -> str | None:
-    """Give a user without a name a login name and, where HOME is unset, a home folder: Python, torch and Ray raise
-    without them. Processes that this one starts inherit both.
+    """Give a user without a name a login name and, if HOME is unset, a home folder: without them Python, torch and Ray
+    raise errors. Processes that this one starts inherit both.
 
     Returns:
-        the folder, where it was set now; else None.
+        The home folder if it was set now, else None.
 
     Raises:
-        RLinfError: the folder belongs to somebody else.
+        RLinfError: the folder is not private to this user.
     """
     number = os.getuid()
     try:
@@ -47,13 +47,13 @@ def name_user() -> str | None:
 
 
 def refuse_stripped_docstrings() -> None:
-    """Refuse to start Ray where the environment strips docstrings, which Ray's agents need.
+    """Refuse to start Ray if the environment strips docstrings, which Ray's agents need.
 
     Raises:
         ClusterError: `PYTHONOPTIMIZE` is 2 or more.
     """
     level = os.environ.get(_OPTIMIZE, "")
-    # Python takes a word for 1.
+    # A value that is not a number counts as 1 for Python.
     if level.isdecimal() and int(level[:6]) >= 2:
         raise ClusterError(
             f"Ray does not start with {_OPTIMIZE}={level[:6]}",

@@ -1,7 +1,7 @@
-"""The ends of processes of this machine: by which signal, with which exit code, and whether for lack of memory.
+"""The ends of processes of this machine: their signal, exit code, and whether they were killed for lack of memory.
 
-A process learns that of its own children alone; workers are children of Ray. Since Linux 6.15 a descriptor of a process
-keeps how it ended (`PIDFD_GET_INFO`, include/uapi/linux/pidfd.h). Where the kernel is older, nothing is said.
+A process can wait only for its own children, but workers are children of Ray. Since Linux 6.15 a pidfd keeps the exit
+status of its process (`PIDFD_GET_INFO`, include/uapi/linux/pidfd.h). On an older kernel the end stays unknown.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rlinf_core.errors import ProcessEnd
 from rlinf_core.process.proc import namespace
 from rlinf_core.waiting import is_readable
 
-# `struct pidfd_info` of its first version: mask, cgroupid, eleven numbers of 32 bits, exit_code.
+# The first version of `struct pidfd_info`: mask, cgroupid, eleven numbers of 32 bits, exit_code.
 _INFO: Final = struct.Struct("=QQ11Ii")
 _GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 _EXIT: Final = 1 << 3
 _LOG: Final = "/dev/kmsg"
 _MOST_LINES: Final = 20_000
 _RECORD_BYTES: Final = 8192
-# The inode of the first name space of pids, whose pids the kernel writes (include/linux/proc_ns.h).
+# The inode of the initial pid namespace, whose pids are in the kernel's log (include/linux/proc_ns.h).
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 _NUMBER: Final = re.compile(r"\d+")
 _KILL: Final = re.compile(r"[Oo]ut of memory.*: Kill(?:ed)? process (\d+)\b")
@@ -44,13 +44,13 @@ class _Watched(NamedTuple):
 
 
 class EndWatch:
-    """Descriptors of processes of this machine, taken while they live."""
+    """A table of pidfds of processes of this machine, opened while the processes live."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}
 
     def watch(self, name: str, pid: int) -> None:
-        """Watch the living process `pid` under a name, replacing an earlier one."""
+        """Watch the living process `pid` under a name, in place of an earlier process of that name."""
         self.drop(name)
         with suppress(OSError):
             group = own_group()
@@ -58,17 +58,17 @@ class EndWatch:
             self._watched[name] = _Watched(pid, os.pidfd_open(pid), since, group.kills if group is not None else None)
 
     def drop(self, name: str) -> None:
-        """Stop to watch."""
+        """Stop watching the process of a name."""
         watched = self._watched.pop(name, None)
         if watched is not None:
             os.close(watched.descriptor)
 
     def is_watched(self, name: str) -> bool:
-        """Return whether the end of this process may become known."""
+        """Return whether a process is watched under this name."""
         return name in self._watched
 
     def end(self, name: str) -> ProcessEnd | None:
-        """Return how a watched process ended; None while it lives or is not collected by its parent, or if unknown."""
+        """Return how a watched process ended; None while it lives or its parent has not reaped it, or if unknown."""
         watched = self._watched.get(name)
         status = wait_status(watched.descriptor) if watched is not None else None
         if watched is None or status is None:
@@ -78,7 +78,7 @@ class EndWatch:
         return end._replace(out_of_memory=self._memory(watched)) if code == -signal.SIGKILL else end
 
     def _memory(self, watched: _Watched) -> str | None:
-        """Return the kernel's words on a kill for memory, of this pid or in this process's own control group."""
+        """Return a text about a kill for lack of memory, of this pid or in this process's control group, or None."""
         line = memory_kill(watched.pid, watched.since)
         if line is not None or watched.kills is None:
             return line
@@ -94,7 +94,7 @@ def has_ended(descriptor: int) -> bool:
 
 
 def wait_status(descriptor: int) -> int | None:
-    """Return the status, as of `os.wait`, of the process of a pidfd; None while it is not known."""
+    """Return the status (as of `os.wait`) of the process of a pidfd; None if it is not known."""
     if not has_ended(descriptor):
         return None
     info = bytearray(_INFO.pack(_EXIT, 0, *[0] * 12))
@@ -107,11 +107,11 @@ def wait_status(descriptor: int) -> int | None:
 
 
 def kernel_lines(pids: Collection[int], since: float = 0.0, path: str = _LOG) -> list[str]:
-    """Return the kernel's lines that name one of these pids, oldest first; none where they cannot be read.
+    """Return the lines of the kernel's log that name one of these pids, oldest first; none if they cannot be read.
 
     Args:
-        pids: pids of this process's name space.
-        since: the time in seconds since boot; earlier lines may be about other processes with these pids.
+        pids: the pids, in this process's namespace.
+        since: seconds since boot; earlier lines are left out, since they may be about other processes with these pids.
     """
     if not pids or namespace("pid") != _FIRST_NAMESPACE:
         return []
@@ -120,13 +120,13 @@ def kernel_lines(pids: Collection[int], since: float = 0.0, path: str = _LOG) ->
 
 
 def memory_kill(pid: int, since: float = 0.0, path: str = _LOG) -> str | None:
-    """Return the kernel's line of a kill of `pid` for lack of memory, or None."""
+    """Return the line of the kernel's log about a kill of `pid` for lack of memory, or None."""
     kills = ((_KILL.search(line), line) for line in kernel_lines([pid], since, path))
     return next((line for match, line in kills if match is not None and int(match[1]) == pid), None)
 
 
 def _lines(path: str) -> list[tuple[float, str]]:
-    """Return the lines with their seconds since boot (Documentation/ABI/testing/dev-kmsg)."""
+    """Return the lines of the log, each with its seconds since boot (Documentation/ABI/testing/dev-kmsg)."""
     lines: list[tuple[float, str]] = []
     try:
         log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -159,8 +159,8 @@ class GroupMemory(NamedTuple):
     """The memory of a control group.
 
     Attributes:
-        used, limit, most: bytes now, allowed, and held at most; None where the kernel does not report it.
-        kills: how many of its own processes, without groups below it, were killed for memory; None likewise.
+        used, limit, most: bytes in use, allowed, and at the peak; None if the kernel does not report them.
+        kills: the number of its own processes, without groups below it, killed for lack of memory; None likewise.
     """
 
     path: str
@@ -171,13 +171,13 @@ class GroupMemory(NamedTuple):
 
 
 def own_group(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> GroupMemory | None:
-    """Return the memory of this process's control group; None where there is none but that of the whole machine."""
+    """Return the memory of this process's control group; None if it is only in the group of the whole machine."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None
     groups = [(controllers, path) for _, controllers, path in (line for line in lines if len(line) == 3)]
-    # In the root group of version 1 the machine's own processes count.
+    # In version 1, the root group counts all processes of the machine.
     version_1 = [
         root / _CONTROLLER / path.lstrip("/")
         for names, path in groups
@@ -186,7 +186,7 @@ def own_group(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) 
     if folder := next(filter(Path.is_dir, version_1), None):
         return _memory_of(folder, "memory.usage_in_bytes", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
     version_2 = [root / path.lstrip("/") for names, path in groups if not names]
-    # The root group of the machine lacks this file in version 2; that of a container has it.
+    # In version 2, the root group of the machine lacks this file; that of a container has it.
     if folder := next((folder for folder in version_2 if (folder / "memory.events").is_file()), None):
         return _memory_of(folder, "memory.current", "memory.max", "memory.peak")
     return None
@@ -198,7 +198,7 @@ def _memory_of(folder: Path, used: str, limit: str, most: str) -> GroupMemory:
 
 
 def kills_in(folder: Path) -> int | None:
-    """Return how many processes of a group were killed for memory; None where the kernel does not report it."""
+    """Return how many processes of a group were killed for lack of memory; None if the kernel does not report it."""
     version_1 = folder / "memory.oom_control"
     return _field(version_1 if version_1.exists() else folder / "memory.events.local")
 

@@ -1,7 +1,7 @@
 """The identity of a process in a file that outlives it, and signals to that process and no other.
 
-A pid alone is a number that other processes get later, and at the same time in other containers and machines. So the
-boot of the kernel, the name space of pids and the start go with it. What a file does not say is never taken for equal.
+A pid alone is not unique: later processes, and processes of other containers and machines, may have the same. So the
+kernel's boot id, the pid namespace and the start time go with it. A field that is missing in a file equals no value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from rlinf_core.process.proc import boot_id, identity, namespace, read
 
-# Lower ones are the first process of the machine or container, the caller's group, and everybody.
+# Lower pids mean the first process of the machine or container (1), the caller's group (0), and all processes (-1).
 _LEAST_PID: Final = 2
 _START: Final = re.compile(r"([1-9]\d*):\d+")
 
@@ -37,11 +37,11 @@ class ProcessIdentity(NamedTuple):
     """The identity of a process. An empty field is unknown.
 
     Attributes:
-        pid, start: its number, and `PID:START` with the ticks from boot to its start.
-        host: name of the machine or container.
-        boot: id that the kernel drew when it started.
-        pid_namespace: inode of the name space that the pid counts in; 0: not known.
-        machine: digest of the installation's id (`/etc/machine-id`).
+        pid, start: the pid, and `PID:START`, where START is its start in clock ticks since boot.
+        host: the name of the machine or container.
+        boot: the random id of the kernel's boot.
+        pid_namespace: the inode of the namespace of the pid; 0 if unknown.
+        machine: a digest of the installation's id (`/etc/machine-id`).
     """
 
     pid: int
@@ -56,7 +56,7 @@ class ProcessIdentity(NamedTuple):
 
 
 class UnprovenProcessError(Exception):
-    """A process could not be identified with certainty; the message says why."""
+    """An error for a process that could not be identified with certainty; the message says why."""
 
 
 def own_identity() -> ProcessIdentity:
@@ -67,10 +67,10 @@ def own_identity() -> ProcessIdentity:
 
 
 def identity_here(pid: int) -> ProcessIdentity:
-    """Return the identity of a living process of this name space of pids.
+    """Return the identity of a living process of this pid namespace.
 
     Raises:
-        ProcessLookupError: it does not exist.
+        ProcessLookupError: the process does not exist.
     """
     start = identity(pid)
     if start is None:
@@ -79,7 +79,7 @@ def identity_here(pid: int) -> ProcessIdentity:
 
 
 def machine_id() -> str:
-    """Return a digest of the id of this installation; empty where there is none, as in many containers."""
+    """Return a digest of the id of this installation; empty if there is no id, as in many containers."""
     text = read("/etc/machine-id").decode("ascii", "replace").strip()
     return hashlib.sha256(f"rlinf {text}".encode()).hexdigest()[:16] if text else ""
 
@@ -89,14 +89,14 @@ def look(process: ProcessIdentity, written: float = 0.0) -> Presence:
 
     Args:
         process: the process, as its own file describes it.
-        written: when that was written last, in seconds since 1970.
+        written: the time when that file was last written, in seconds since 1970.
     """
     start = _START.fullmatch(process.start)
     if process.pid < 1 or start is None or int(start[1]) != process.pid:
         return Presence.UNKNOWN
     own = own_identity()
     if not process.boot or not process.pid_namespace:
-        # Of an earlier rlinf: one that matches lives, and one that does not may be anywhere.
+        # Written by an earlier rlinf: a process that matches lives, and one that does not may be on any machine.
         same_host = process.host == own.host and _counts_in_own_namespace()
         return Presence.ALIVE if same_host and identity(process.pid) == process.start else Presence.UNKNOWN
     if process.boot != own.boot:
@@ -108,17 +108,17 @@ def look(process: ProcessIdentity, written: float = 0.0) -> Presence:
 
 @contextmanager
 def held(process: ProcessIdentity, folder: Path) -> Generator[int, None, None]:
-    """Hold a process within the block, so that its pid can mean no other; yield the handle for `send`.
+    """Hold a process within the block, so that its pid cannot be reused; yield the handle for `send`.
 
     Args:
         process: the process, as its own file describes it.
-        folder: the folder that it has open for as long as it lives. A file can describe any process; only the one that
-            is meant has opened this very folder.
+        folder: a folder that it has open for as long as it lives. A file could describe any process, but only the
+            right one has this folder open.
 
     Raises:
-        UnprovenProcessError: it cannot be identified with certainty, or must not be signalled.
-        ProcessLookupError: it has ended.
-        PermissionError: it is another user's.
+        UnprovenProcessError: the process cannot be identified with certainty, or must not be signalled.
+        ProcessLookupError: the process has ended.
+        PermissionError: the process belongs to another user.
     """
     with opened(process) as handle:
         if not _has_open(process.pid, folder):
@@ -128,7 +128,7 @@ def held(process: ProcessIdentity, folder: Path) -> Generator[int, None, None]:
 
 @contextmanager
 def opened(process: ProcessIdentity) -> Generator[int, None, None]:
-    """Hold a process within the block as `held` does, for an identity that nobody can have written but its process.
+    """Hold a process within the block as `held` does, for an identity that only its own process can have written.
 
     Raises: as `held`.
     """
@@ -138,7 +138,7 @@ def opened(process: ProcessIdentity) -> Generator[int, None, None]:
         raise UnprovenProcessError("an earlier rlinf wrote neither the boot nor the name space of its process")
     handle = os.pidfd_open(process.pid)
     try:
-        # The process that is meant has had its pid since it was written down: alive now, it is what was opened.
+        # If the process is alive now, it has had its pid all the time, so the handle is that of this process.
         presence = look(process)
         if presence is Presence.GONE:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
@@ -153,8 +153,8 @@ def send(handle: int, number: int) -> None:
     """Send a signal to the process of a handle.
 
     Raises:
-        ProcessLookupError: it has ended.
-        PermissionError: it is another user's.
+        ProcessLookupError: the process has ended.
+        PermissionError: the process belongs to another user.
     """
     signal.pidfd_send_signal(handle, number)
 
@@ -163,8 +163,8 @@ def _look_here(process: ProcessIdentity) -> Presence:
     if identity(process.pid) == process.start:
         return Presence.ALIVE
     if os.path.exists(f"/proc/{process.pid}"):
-        return Presence.GONE  # a zombie, or a later process
-    # /proc may hide what is another user's; a handle shows whether there is such a process.
+        return Presence.GONE  # it is a zombie, or a later process has its pid
+    # /proc may hide processes of other users; `pidfd_open` tells whether the pid exists.
     try:
         os.close(os.pidfd_open(process.pid))
     except ProcessLookupError:
@@ -178,12 +178,12 @@ def _is_earlier_boot(process: ProcessIdentity, own: ProcessIdentity, written: fl
     """Return whether a process of an earlier boot ran on this machine, which has rebooted since."""
     same = (process.host, process.machine, process.pid_namespace) == (own.host, own.machine, own.pid_namespace)
     booted = _booted()
-    # Two machines made from one image have all names in common; but only one that runs on writes after our start.
+    # Machines made from one image have equal names. But a process that runs on another one writes after our boot.
     return same and bool(own.machine and own.host and own.boot) and booted is not None and 0 < written < booted
 
 
 def _booted() -> float | None:
-    """Return when this machine started, in seconds since 1970."""
+    """Return the time when this machine booted, in seconds since 1970."""
     lines = (line.split() for line in read("/proc/stat").splitlines())
     return next((float(line[1]) for line in lines if line[:1] == [b"btime"]), None)
 
@@ -200,7 +200,7 @@ def _has_open(pid: int, folder: Path) -> bool:
     """Return whether a process has a folder open.
 
     Raises:
-        PermissionError: it is another user's.
+        PermissionError: the process belongs to another user.
     """
     wanted = os.stat(folder, follow_symlinks=False)
     names = os.listdir(f"/proc/{pid}/fd")

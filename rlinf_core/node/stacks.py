@@ -1,6 +1,6 @@
-"""Stacks of other processes of this machine, those that answer nothing included, and of the processes they started.
+"""Stacks of other processes of this machine, including unresponsive ones, and of the processes that they started.
 
-py-spy reads them from outside, native frames too, and may need rights; else a handler of the process writes them.
+py-spy reads them from outside, with native frames, but may need privileges; without it, a signal handler writes them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessErr
 from rlinf_core.process.proc import command, fields, open_files, pids, spell_command, stat
 from rlinf_core.process.requirements import install_command
 
-# Stacks of a process that runs no its own Python: written by a signal handler in C.
+# Stacks of a process whose Python code cannot run: a signal handler in C writes them.
 #
-# Native code that holds the interpreter's lock keeps every thread of Python from answering. The handler needs no lock,
-# and no right but that to signal. It writes into a file in memory, which the asking process opens through /proc.
+# Native code that holds the interpreter's lock blocks every Python thread. The handler needs no lock, and the asking
+# process needs no privilege except to signal. It writes into a file in memory, which is opened through /proc.
 
 
-# Neither a scheduler's warning nor one of the C library's: of the highest real-time signals, which have no meaning.
+# A high real-time signal, which neither schedulers nor the C library use.
 STACK_SIGNAL: Final = signal.SIGRTMAX - 6
 _FILE: Final = "rlinf-stacks"
 _PAUSE: Final = 0.005
-# The handler writes line by line; after this many pauses without a further one it has ended.
+# The handler writes line by line; after this many pauses without a further line it counts as finished.
 _STILL: Final = 5
 _MOST_BYTES: Final = 1 << 20
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*?)\])? .*\(most recent call first\):")
@@ -49,28 +49,28 @@ _ESCAPED: Final = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U000[0-9a-f]{5}")
 
 
 class NoAnswerError(Exception):
-    """A process did not write its stacks; the message says why."""
+    """An error for a process that did not write its stacks; the message says why."""
 
 
 def register() -> None:
-    """Have this process write its stacks at `STACK_SIGNAL`. Call in its main thread or before others start."""
+    """Make this process write its stacks on `STACK_SIGNAL`. Call in its main thread or before others start."""
     descriptor = os.memfd_create(f"{_FILE}-{os.getpid()}", os.MFD_CLOEXEC)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     faulthandler.register(STACK_SIGNAL, descriptor, all_threads=True)
 
 
 def ask(process: ProcessIdentity, seconds: float) -> list[ThreadStack]:
-    """Signal a process of this user on this machine, if it has registered; return its threads, as `threads_of` does.
+    """Signal a process of this user on this machine that has called `register`; return its threads.
 
     Raises:
-        NoAnswerError: it has not registered, is stopped, or did not write within `seconds`.
-        UnprovenProcessError: it cannot be identified with certainty.
-        OSError: it has ended, or is another user's.
+        NoAnswerError: the process has not registered, is stopped, or did not write within `seconds`.
+        UnprovenProcessError: the process cannot be identified with certainty.
+        OSError: the process has ended, or belongs to another user.
     """
     deadline = time.monotonic() + seconds
     with opened(process) as handle:
         path = _file_of(process.pid)
-        # By default the signal would end it.
+        # Without a handler the signal would end the process.
         if path is None or not _catches(process.pid):
             raise NoAnswerError("it has no handler that writes its stacks")
         if stat(process.pid).is_stopped:
@@ -83,7 +83,7 @@ def ask(process: ProcessIdentity, seconds: float) -> list[ThreadStack]:
 
 
 def threads_of(report: str) -> list[ThreadStack]:
-    """Return the threads of a report of faulthandler: the oldest one first, innermost call last."""
+    """Return the threads in a report of faulthandler: the oldest first, each with the innermost call last."""
     threads: list[tuple[str, list[FrameSummary]]] = []
     for line in report.splitlines():
         thread, frame = _THREAD.match(line), _FRAME.match(line)
@@ -96,7 +96,7 @@ def threads_of(report: str) -> list[ThreadStack]:
 
 
 def _decoded(name: str) -> str:
-    """Return a name of a file or function with the characters that faulthandler writes as escapes, all but ASCII."""
+    """Return the name of a file or function, decoded: faulthandler writes characters that are not ASCII as escapes."""
     return _ESCAPED.sub(lambda escape: chr(int(escape[0][2:], 16)), name)
 
 
@@ -126,7 +126,7 @@ def _written(file: int, pid: int, deadline: float) -> str:
 
 
 def _file_of(pid: int) -> str | None:
-    """Return the path of the file that a process writes its stacks to; a forked one may have its parent's too."""
+    """Return the path of the file that a process writes its stacks to, or None; a forked one may use its parent's."""
     files = [
         (target.startswith(f"/memfd:{_FILE}-{pid} "), path)
         for path, target in open_files(pid).items()
@@ -136,17 +136,17 @@ def _file_of(pid: int) -> str | None:
 
 
 def _catches(pid: int) -> bool:
-    """Return whether a process has a handler of the signal."""
+    """Return whether a process has a handler for `STACK_SIGNAL`."""
     mask = fields(f"/proc/{pid}/status").get("SigCgt", "0")
     return bool(int(mask, 16) >> (STACK_SIGNAL - 1) & 1)
 
 
-# The text of stacks, the same whoever has read them.
+# The text of stacks, the same for both ways of reading them.
 
 
-# Frames of the engine, irrelevant for user code.
+# The path of Ray's frames, which are irrelevant for user code.
 _ENGINE: Final = "/site-packages/ray/"
-# Whose frames alone make no thread of interest: it waits for work.
+# Paths of the runtime: a thread with no other frames waits for work.
 _RUNTIME: Final = (
     _ENGINE,
     "/rlinf_core/",
@@ -167,12 +167,12 @@ class ThreadStack(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The calls with their lines, as in a traceback; empty where only the engine's are there."""
+        """The calls with their lines, as in a traceback, without those of Ray; empty if there are no others."""
         return "".join(_line(frame) for frame in self.frames if _ENGINE not in frame.filename).rstrip()
 
     @property
     def is_runtime(self) -> bool:
-        """Whether no frame is that of user code."""
+        """Whether no frame is in user code."""
         return all(any(part in frame.filename for part in _RUNTIME) for frame in self.frames)
 
 
@@ -187,10 +187,10 @@ def of_interest(threads: Sequence[ThreadStack]) -> list[ThreadStack]:
 
 
 def threads_of_spy(report: Any) -> list[ThreadStack]:
-    """Return the threads of a report of `py-spy dump --json`, the main one first.
+    """Return the threads in a report of `py-spy dump --json`, the main thread first.
 
     Raises:
-        ValueError: it is not such a record.
+        ValueError: it is not such a report.
     """
     try:
         threads = [_spied(thread) for thread in cast("list[Mapping[str, Any]]", report)]
@@ -213,12 +213,12 @@ def _line(frame: FrameSummary) -> str:
     return "".join(format_list([frame]))
 
 
-# Threads of the runtime, irrelevant for user code.
+# Prefixes of the names of runtime threads, which are irrelevant for user code.
 _RUNTIME_THREADS = ("rlinf-", "ray_", "GCCollect", "PythonGCThread")
 
 
 def describe_stacks() -> str:
-    """Return the stack of each thread, the main one first, innermost call last."""
+    """Return the stacks of this process as text: the main thread first, each with the innermost call last."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
     main = threading.main_thread()
     threads = sorted(threading.enumerate(), key=lambda thread: (thread is not main, thread.name))
@@ -231,13 +231,13 @@ def describe_stacks() -> str:
     return spell(stacks)
 
 
-# How long one process may take.
+# The time limit for one process.
 SECONDS: Final = 2.0
 _AT_ONCE: Final = 8
 NOT_PYTHON: Final = "it does not run Python"
 _MOST_CHILDREN: Final = 256
 _MOST_COMMAND: Final = 120
-# Of what py-spy prints, the line that says why.
+# The prefixes of the lines in which py-spy prints why it failed.
 _REASON: Final = ("Error: ", "Reason: ")
 _RAY_TITLE: Final = b"ray::"
 
@@ -246,8 +246,8 @@ class ProcessStacks(NamedTuple):
     """The stacks of one process, or why there are none.
 
     Attributes:
-        parent: the pid of the process that started it; 0 for one that was named.
-        command: how it was started, shortened.
+        parent: the pid of its parent; 0 for the process of the request.
+        command: its command line, shortened.
         source: `py-spy`, `signal`, or empty without stacks.
         reason: why there are no stacks, or no native ones; else empty.
     """
@@ -269,10 +269,10 @@ class StackRequest(NamedTuple):
     """A request for stacks.
 
     Attributes:
-        process: the process whose stacks, and those of the processes that it started, are wanted.
-        own: whether its own are wanted too.
-        native: whether native frames are.
-        others: pids that are asked for themselves.
+        process: the process; the stacks of the processes that it started are always wanted.
+        own: whether its own stacks are wanted, too.
+        native: whether native frames are wanted.
+        others: pids to leave out, which have requests of their own.
     """
 
     process: ProcessIdentity
@@ -288,11 +288,11 @@ def py_spy() -> str | None:
 
 
 def read_stacks(request: StackRequest, seconds: float = SECONDS) -> list[ProcessStacks]:
-    """Return the stacks of a process of this machine and of those that it started, read side by side.
+    """Return the stacks of a process of this machine and of the processes that it started, read in parallel.
 
     Raises:
-        UnprovenProcessError: it cannot be identified with certainty.
-        OSError: it has ended.
+        UnprovenProcessError: the process cannot be identified with certainty.
+        OSError: the process has ended.
     """
     with opened(request.process):
         wanted = [(request.process, 0)] if request.own else []
@@ -302,7 +302,7 @@ def read_stacks(request: StackRequest, seconds: float = SECONDS) -> list[Process
             except ProcessLookupError:
                 continue
             if stat(pid).parent != parent:
-                wanted.pop()  # it has ended, and its pid is another one's
+                wanted.pop()  # it has ended, and another process has its pid
     if not wanted:
         return []
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rlinf-stacks") as pool:
@@ -311,9 +311,9 @@ def read_stacks(request: StackRequest, seconds: float = SECONDS) -> list[Process
 
 
 def children_of(pid: int, others: Collection[int] = ()) -> Iterator[tuple[int, int]]:
-    """Yield the living processes that one has started, directly or not, each with its parent.
+    """Yield the pids of the living descendants of a process, each with its parent's pid.
 
-    `others` and processes of Ray are left out, with what they started.
+    `others` and processes of Ray are left out, with their descendants.
     """
     by_parent: dict[int, list[int]] = {}
     for one in pids():
@@ -357,7 +357,7 @@ def _read(process: ProcessIdentity, parent: int, native: bool, seconds: float) -
 
 
 def _by_spy(process: ProcessIdentity, native: bool, seconds: float) -> list[ThreadStack]:
-    """Read a process from outside.
+    """Read the stacks of a process with py-spy.
 
     Raises: as `ask`; `ValueError` if py-spy prints no report.
     """
@@ -378,7 +378,7 @@ def _by_spy(process: ProcessIdentity, native: bool, seconds: float) -> list[Thre
 
 
 def _why(printed: str) -> str:
-    """Return the reason in what py-spy printed: its innermost one."""
+    """Return the innermost reason in the error output of py-spy."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     named = [line.partition(": ")[2] for line in lines if line.startswith(_REASON)]
     return (named or lines or ["it failed without a word"])[-1]

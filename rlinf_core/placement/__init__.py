@@ -1,1 +1,1 @@
-"""Assignment of processes to nodes and units: pure arithmetic over a topology."""
+"""The assignment of processes to nodes and units: pure arithmetic over a topology."""

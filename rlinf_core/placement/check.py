@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, NodeGroup
-from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.ranks import nodes_text
 from rlinf_core.config.reading import COMPONENT_PLACEMENT as PLACEMENT
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find, name_pieces, part, place
@@ -28,12 +28,12 @@ def component_paths(tree: MappingNode) -> dict[str, Path]:
 
 
 def map_path(tree: MappingNode, entry: Path) -> Path:
-    """Return the path of the rank map of a component's entry, which may be the whole entry."""
+    """Return the path of the rank map in a component's entry, or of the entry if that is a bare rank map."""
     return (*entry, "placement") if isinstance(find(tree, entry), MappingNode) else entry
 
 
 def problem_span(tree: MappingNode, entry: Path, problem: PlacementProblem) -> Span:
-    """Return the span to underline for a problem of the entry at a path."""
+    """Return the span to underline for a problem of the component entry at `entry`."""
     if problem.label is not None:
         return _label_span(tree, entry, problem.label)
     path = map_path(tree, entry)
@@ -55,7 +55,7 @@ def _label_span(tree: MappingNode, entry: Path, index: int) -> Span:
     return place(tree, map_path(tree, entry))
 
 
-# The fields that a group's units depend on, whatever their type.
+# The fields that determine a group's units.
 _UNITS_FOLLOW_FROM: tuple[Path, ...] = (
     *(("label",), ("node_ranks",), ("hardware", "configs"), ("accelerators",), ("ignore_hardware",)),
 )
@@ -67,13 +67,13 @@ def check_placement(
     """Report every mistake in `cluster.component_placement`.
 
     Args:
-        view: the whole file. Values that depend on wrong ones are not checked.
-        cluster: its model, without wrong values.
-        topology: the hardware to place on; unknown accelerators are reported in a note.
+        view: the whole file. Entries that depend on wrong values are not checked.
+        cluster: the model of its `cluster` section, without wrong values.
+        topology: the hardware to place on; of unknown accelerators only the form of the map is checked.
         diagnostics: receives the findings.
 
     Returns:
-        The resolution of each component's rank map that could be checked.
+        The resolution of each rank map that could be checked, by component.
     """
     if view.damaged(("cluster", "num_nodes")):
         return {}
@@ -87,14 +87,13 @@ def check_placement(
         for problem in resolution.problems:
             help = problem.help
             if help and problem.code == "placement-out-of-range" and cluster.spare_nodes:
-                spares = format_ranks(cluster.spare_ranks)
-                help += f" No process is placed on spares (`cluster.spare_nodes`): node {spares}."
+                help += f" No process is placed on spares (`cluster.spare_nodes`): {nodes_text(cluster.spare_ranks)}."
             diagnostics.error(problem.code, problem.message, problem_span(view.whole, path, problem), path, help)
     return resolutions
 
 
 def _doubtful_labels(view: Validated[Any], cluster: ClusterConfig) -> set[str]:
-    """Return the labels of groups that have reported mistakes, so that their units may be wrong."""
+    """Return the labels of groups whose units may be wrong because of reported mistakes."""
     doubtful: set[str] = set()
     groups = find(view.whole, GROUPS)
     if view.damaged(GROUPS) and not isinstance(groups, SequenceNode):
@@ -116,7 +115,7 @@ def _doubtful_labels(view: Validated[Any], cluster: ClusterConfig) -> set[str]:
 
 
 def _all_labels(cluster: ClusterConfig) -> Iterator[str]:
-    """Return every label that a component names, except those that do not depend on the groups."""
+    """Yield the labels that components name, except reserved ones, and the labels of the groups."""
     for entry in cluster.component_placement.values():
         yield from (label for label in entry.node_group if label not in RESERVED_LABELS)
     yield from (group.label for group in cluster.node_groups)

@@ -1,8 +1,7 @@
-"""The placements of a job's components from `cluster.component_placement`, also while nodes are lost."""
+"""The placements of a job's components from `cluster.component_placement`, with or without lost nodes."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, cast
@@ -26,31 +25,30 @@ from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, UnitKind
 
 Divides: TypeAlias = Callable[[int], bool]
-"""Returns whether a component's work can be divided among a number of processes."""
+"""A function that returns whether a component's work can be divided among a number of processes."""
 
 
 def nodes_of_components(cluster: ClusterConfig) -> dict[str, frozenset[int]]:
-    """Return the nodes of each component; all nodes of its groups where accelerators are not declared."""
+    """Return the nodes of each component; all nodes of its groups if accelerators are not declared."""
     topology = ClusterTopology.from_config(cluster)
     used: dict[str, frozenset[int]] = {}
     for name, entry in cluster.component_placement.items():
         resolution = resolve(name, entry.rank_map, entry.node_group, topology)
-        # Of one with mistakes all nodes of its groups, as where its units are unknown.
+        # A map with mistakes counts as one with unknown units: all nodes of its groups.
         nodes = (resolution._replace(selection=None) if resolution.problems else resolution).nodes()
         used[name] = frozenset(rank for pieces in nodes.values() for piece in pieces for rank in piece)
     return used
 
 
 def needed_nodes(cluster: ClusterConfig) -> frozenset[int]:
-    """Return the nodes of components that cannot continue without one of theirs, and the head."""
+    """Return the nodes of all components that are not elastic, and the head."""
     used = nodes_of_components(cluster)
     fixed = (nodes for name, nodes in used.items() if not cluster.component_placement[name].elastic)
     return frozenset({0}).union(*fixed)
 
 
 def can_lack(cluster: ClusterConfig, absent: Collection[int]) -> bool:
-    """Return whether the job can run without these nodes: each of its components keeps a process, and those that are
-    not elastic keep all."""
+    """Return whether the job can run without the nodes `absent`: elastic components keep a process, others keep all."""
     if not needed_nodes(cluster).isdisjoint(absent):
         return False
     used = nodes_of_components(cluster)
@@ -60,16 +58,16 @@ def can_lack(cluster: ClusterConfig, absent: Collection[int]) -> bool:
 def without_nodes(
     component: str, placements: Sequence[Placement], absent: Collection[int], divides: Divides | None
 ) -> list[Placement]:
-    """Return the placements of the processes that are left of an elastic component, renumbered.
+    """Return the placements of an elastic component's remaining processes, renumbered.
 
     Args:
         component: its name, for the error.
-        placements: those on all nodes, by rank.
-        absent: the nodes that are lost.
-        divides: whether its work can be divided among a number of processes: the most that do are kept.
+        placements: the placements on all nodes, by rank.
+        absent: the lost nodes.
+        divides: whether its work can be divided among a number of processes: as many as possible are kept.
 
     Raises:
-        PlacementError: none is left.
+        PlacementError: no process remains.
     """
     left = [placement for placement in placements if placement.cluster_node_rank not in absent]
     while left and divides is not None and not divides(len(left)):
@@ -82,12 +80,11 @@ def without_nodes(
     return renumbered(left)
 
 
-_log = logging.getLogger("rlinf")
 _SECTION = "cluster.component_placement"
 
 
 class PlacementMode(StrEnum):
-    """The way in which components with hardware share it."""
+    """The way in which components share hardware."""
 
     COLLOCATED = "collocated"
     DISAGGREGATED = "disaggregated"
@@ -113,12 +110,13 @@ class ComponentPlacement:
         cluster: a cluster, or a topology alone.
 
     Raises:
-        PlacementError: a component cannot be placed; only the first mistake, `rlinf validate` shows all.
+        PlacementError: a component cannot be placed. It has only the first mistake; `rlinf validate` shows all.
     """
 
     def __init__(self, config: ConfigLike, cluster: ClusterLike) -> None:
         self._topology = topology = topology_of(cluster)
         self._entries = _entries(config, topology)
+        self._check_groups(config)
         self._resolutions = {
             name: _resolve(name, entry, topology, f"{_SECTION}.{name}") for name, entry in self._entries.items()
         }
@@ -129,10 +127,25 @@ class ComponentPlacement:
         sizes = ", ".join(f"{name} {resolution.world_size}" for name, resolution in self._resolutions.items())
         return f"<{type(self).__name__}: {sizes or 'no component'}, {self.placement_mode}>"
 
+    def _check_groups(self, config: ConfigLike) -> None:
+        """Raise a PlacementError for a group of the configuration that the cluster was made without."""
+        section = getattr(config, "cluster", config)
+        groups = section.node_groups if isinstance(section, ClusterConfig) else ()
+        known = {group.label for group in groups} - self._topology.groups.keys()
+        for name, entry in self._entries.items():
+            for label in known.intersection(entry.node_group):
+                raise PlacementError(
+                    f"component `{name}` is placed on node group `{label}`, without which the cluster was made",
+                    where=f"{_SECTION}.{name}",
+                    help="make it with the configuration: `Cluster(cluster_cfg=cfg)`",
+                )
+
     def _warn_of_missing_accelerators(self) -> None:
         names = [name for name, resolution in self._resolutions.items() if resolution.lacks_accelerators]
         if names:
-            _log.warning(
+            import logging  # `rlinf validate`, which has no cluster, starts without it
+
+            logging.getLogger("rlinf").warning(
                 "NO ACCELERATOR FOUND: %s %s placed by accelerator rank, and will run on the CPU. `rlinf doctor`"
                 " shows each node's accelerators; write `node_group: node` to run on the CPU.",
                 quoted(names),
@@ -149,8 +162,8 @@ class ComponentPlacement:
 
         Args:
             name: the component.
-            divides: whether its work can be divided among a number of processes; asked while it is `elastic` and nodes
-                are lost. By default any number will do.
+            divides: whether its work can be divided among a number of processes, for an `elastic` component that lost
+                nodes. By default any number is valid.
 
         Raises:
             PlacementError: the job has no such component.
@@ -159,7 +172,7 @@ class ComponentPlacement:
         return _MappedStrategy(name, self._entries[name], f"{_SECTION}.{name}", divides)
 
     def get_world_size(self, name: str) -> int:
-        """Return the number of processes of a component that are placed.
+        """Return the number of a component's processes, without those on lost nodes.
 
         Raises:
             PlacementError: the job has no such component.
@@ -177,7 +190,7 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """The way in which the components share hardware; COLLOCATED if fewer than two have any."""
+        """The way in which the components share hardware; COLLOCATED if fewer than two hold distinct units."""
         return placement_mode(self._resolutions.values())
 
     def _resolution(self, name: str) -> Resolution:
@@ -213,14 +226,14 @@ class _MappedStrategy(PlacementStrategy):
 
 
 def mapped_strategy(name: str, written: str | Mapping[str, Any]) -> PlacementStrategy:
-    """Return the strategy of an entry as a file has it under `cluster.component_placement`.
+    """Return the strategy of an entry written as under `cluster.component_placement`.
 
     Args:
         name: the component, for messages.
         written: a rank map such as `0:0-3`, or a mapping `{"placement": "0-3", "node_group": "a800"}`.
 
     Raises:
-        PlacementError: it is no such entry.
+        PlacementError: `written` is not a valid entry.
     """
     where = f"placement of `{name}`"
     try:
@@ -233,7 +246,7 @@ def mapped_strategy(name: str, written: str | Mapping[str, Any]) -> PlacementStr
 
 
 def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
-    """Return how components share their units.
+    """Return the way in which components share their units.
 
     Nodes count only if no component has an accelerator or a robot, and never those of groups that ignore hardware.
     """
@@ -277,7 +290,10 @@ def _entries(config: ConfigLike, topology: ClusterTopology) -> Mapping[str, Plac
         is_data = isinstance(written, Mapping)
         written = cast("Mapping[str, Any]", written).get(name) if is_data else getattr(written, name, None)
     if not isinstance(written, Mapping):
-        raise PlacementError("the configuration does not place any component", help="add `cluster.component_placement`")
+        help = "add `cluster.component_placement`"
+        if cast("object", config) is None:  # as of a job whose file selects no recipe
+            help = "of a file without `recipe`, pass the job's `cluster`"
+        raise PlacementError("the configuration does not place any component", help=help)
     entries = cast("Mapping[Any, Any]", written)
     if all(isinstance(entry, PlacementEntry) for entry in entries.values()):
         return cast("Mapping[str, PlacementEntry]", entries)
@@ -302,7 +318,7 @@ def _read(written: Mapping[Any, Any], topology: ClusterTopology) -> Mapping[str,
 
 
 def _refusal(failure: ValidationError) -> PlacementError:
-    """Return pydantic's first error, in our words."""
+    """Return the first error of pydantic, in our words."""
     first = failure.errors(include_url=False, include_input=False)[0]
     path = [str(segment) for segment in first["loc"] if segment != "[key]"]
     message, help = first["msg"], first.get("ctx", {}).get("help")
@@ -321,6 +337,6 @@ def _plain(value: Any) -> Any:
     """Return mappings and lists of any type as dict and list."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_plain(item) for item in cast("Sequence[Any]", value)]
     return value

@@ -42,11 +42,11 @@ class ProcessEnvironment(NamedTuple):
 
     @property
     def interpreter_group(self) -> str | None:
-        """The label of the group that sets the interpreter; None where the cluster does, or nothing."""
+        """The label of the group that sets the interpreter, or None."""
         return None if self.interpreter_path in (None, _CLUSTER_INTERPRETER) else self.group
 
     def values(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables with their values, with forwarded ones from `environ`.
+        """Return all variables with their values, taking forwarded ones from `environ`.
 
         Raises:
             ConfigError: a forwarded variable is not set.
@@ -70,7 +70,7 @@ def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> P
 
 
 def _entries(cluster: ClusterConfig, node_rank: int) -> Iterator[tuple[str, Path, EnvConfig]]:
-    """Yield the `env_configs` entries for a node, each with its group and path. A valid file has one a group."""
+    """Yield the `env_configs` entries for a node, at most one per group, each with its group's label and path."""
     for number, group in enumerate(cluster.node_groups):
         for index, config in enumerate(group.env_configs if node_rank in group.node_ranks else ()):
             if node_rank in config.node_ranks:
@@ -78,7 +78,7 @@ def _entries(cluster: ClusterConfig, node_rank: int) -> Iterator[tuple[str, Path
 
 
 def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
-    """Return the interpreter with which `rlinf up` starts Ray on a node; None for the path of its own.
+    """Return the interpreter with which `rlinf up` starts Ray on a node; None for the path of this interpreter.
 
     It is the one that the node's groups name, if they agree, else that of the cluster.
     """

@@ -1,4 +1,4 @@
-"""Resolution of a rank map on a topology: the resources of each process. Pure; mistakes are collected as values."""
+"""The resolution of a rank map on a topology: the resources of each process. Mistakes are returned, not raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from rlinf_core.config.ranks import RankMap, RankMapPart, common, format_range, intersect, merge_ranges
+from rlinf_core.config.ranks import RankMap, RankMapPart, common, format_range, intersect, merge_ranges, nodes_text
 from rlinf_core.placement.selection import PlacementProblem, Selection, selection_of
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, Unit, UnitKind
@@ -22,11 +22,11 @@ class Block:
 
     @property
     def density(self) -> float:
-        """Processes per resource."""
+        """The number of processes per resource."""
         return len(self.processes) / len(self.resources)
 
     def __iter__(self) -> Iterator[range]:
-        """Return the resources of each process, in the order of the processes."""
+        """Yield the resources of each process, in the order of the processes."""
         start, share = self.resources.start, len(self.resources) // len(self.processes)
         if share:
             for index in range(len(self.processes)):
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Units of one kind, by their cluster-wide numbers: enough to compute sharing without listing them."""
+    """The units of a component, as ranges of their cluster-wide numbers, so that sharing is cheap to compute."""
 
     unit: Unit
     ranges: tuple[range, ...]
@@ -54,10 +54,10 @@ class Resolution(NamedTuple):
     """The meaning of a rank map.
 
     Attributes:
-        selection: the units it counts, or None if unknown or wrongly selected.
+        selection: the units that it counts, or None if unknown or wrongly selected.
         blocks: the valid parts.
         problems: every mistake, in the order of the map; empty if processes can be placed.
-        unknown: labels of selected groups with unknown accelerators; the map was checked without them.
+        unknown: labels of selected groups with unknown accelerators; the bounds of the map were not checked.
         groups: the selected groups that exist.
         by_number: whether the map names resources by rank, rather than `all`.
     """
@@ -87,7 +87,7 @@ class Resolution(NamedTuple):
         return Coverage(selection.unit, merge_ranges(units))
 
     def nodes(self) -> dict[str, tuple[range, ...]]:
-        """Return the component's nodes by the label that places it there; all of its groups where units are unknown."""
+        """Return the component's nodes by the label that selects them; all nodes of its groups if units are unknown."""
         if self.selection is None:
             return {group.label: group.node_ranges for group in self.groups}
         by_label: dict[str, list[range]] = {}
@@ -172,9 +172,8 @@ def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subjec
             shared = intersect(group.segments, other.segments)
             if not shared:
                 continue
-            nodes = map(topology.numbers(group.unit).nodes_of, shared)
-            shown = ",".join(map(format_range, merge_ranges(nodes)))
-            where = f"node{'s' * (not shown.isdecimal())} {shown}"
+            nodes = merge_ranges(map(topology.numbers(group.unit).nodes_of, shared))
+            where = nodes_text(rank for piece in nodes for rank in piece)
             message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"
             help = "the groups of a component may not share units: remove one, or narrow its `node_ranks`"
             problems.append(PlacementProblem("groups-overlap", message, help, label=index))
@@ -191,10 +190,10 @@ def _without_units(group: NodeGroupInfo, index: int, subject: str) -> PlacementP
     )
 
 
-# Checks, linter, layout and strategies share results; a topology is compared by identity, which is cheap.
+# Cached because checks, layout and strategies repeat the call; a topology is compared by identity, which is cheap.
 @lru_cache(maxsize=256)
 def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology: ClusterTopology) -> Resolution:
-    """Place the processes of `component` on the groups `labels` (none means `cluster`); cached per topology."""
+    """Resolve the rank map of `component` on the groups `labels` (none means `cluster`)."""
     selected = select(topology, labels, f"component `{component}`")
     parts = _Parts(component, selected.selection, selected.groups)
     for part in rank_map.parts:
@@ -207,7 +206,7 @@ def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology
 
 
 class _Parts:
-    """The parser of a rank map's parts; a mistake in one does not affect the check of the next."""
+    """A checker of a rank map's parts; a mistake in one part does not affect the check of the next."""
 
     def __init__(self, component: str, selection: Selection | None, groups: tuple[NodeGroupInfo, ...]) -> None:
         self.component = component
@@ -240,7 +239,7 @@ class _Parts:
         return False
 
     def _resources(self, part: RankMapPart) -> range | None:
-        """Return the resources of the part; None for `all` of an unknown number."""
+        """Return the resources of the part; None for `all` if their number is unknown."""
         if part.resources is not None:
             return part.resources
         return range(self.selection.count) if self.selection else None

@@ -1,4 +1,4 @@
-"""The units of the node groups that a component selects, numbered consecutively in the listed order."""
+"""The units of the node groups that a component selects, numbered consecutively in the order listed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlinf_core.config.ranks import RankMapPart, format_ranks
+from rlinf_core.config.ranks import RankMapPart, nodes_text
 from rlinf_core.errors import PlacementError
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, Unit, UnitKind, UnitNumbers
@@ -17,7 +17,7 @@ class PlacementProblem(NamedTuple):
     """A mistake, with its diagnostic code.
 
     Attributes:
-        message: the mistake, with the component or strategy, and what exists.
+        message: the mistake, with the component or strategy, and the existing alternatives.
         part: the wrong part of the rank map, or None for the whole map.
         label: the index of the wrong selected label, or None.
     """
@@ -36,7 +36,7 @@ class PlacementProblem(NamedTuple):
 
 
 class Location(NamedTuple):
-    """The location of a resource: its node, its index among the node's units of its kind, the selecting group."""
+    """The location of a resource: its node, its index among the node's units of its kind, and the selecting group."""
 
     node: int
     local_rank: int
@@ -44,7 +44,7 @@ class Location(NamedTuple):
 
 
 class UnitRange(NamedTuple):
-    """Resource ranks from `first` on that are the cluster-wide units `units`, selected by group `label`."""
+    """The cluster-wide units `units`, whose resource ranks start at `first`, selected by group `label`."""
 
     first: int
     units: range
@@ -75,12 +75,12 @@ class Selection:
 
     @property
     def name(self) -> str:
-        """`a800` or `a800`, `4090`, in backticks."""
+        """The labels of the groups in backticks, joined by commas."""
         return quoted(group.label for group in self.groups)
 
     @property
     def exist(self) -> str:
-        """The existing resource ranks, a phrase to follow "has"."""
+        """The existing resource ranks, as a phrase to follow "has"."""
         return f"resources 0-{self.count - 1}" if self.count > 1 else "only resource 0"
 
     def locate(self, rank: int) -> Location:
@@ -91,7 +91,7 @@ class Selection:
         return Location(node, unit - self._numbers.on_node(node).start, segment.label)
 
     def units(self, ranks: range) -> Iterator[range]:
-        """Return the cluster-wide units behind consecutive resource ranks."""
+        """Return the cluster-wide units of consecutive resource ranks."""
         return (units for _, units in self._labelled(ranks))
 
     def _labelled(self, ranks: range) -> Iterator[tuple[str, range]]:
@@ -101,13 +101,11 @@ class Selection:
                 yield label, units[start:stop]
 
     def nodes(self, ranks: range) -> Iterator[tuple[str, range]]:
-        """Return the nodes behind consecutive resource ranks, as ranges with the label that selects them."""
+        """Return the nodes of consecutive resource ranks, as ranges with the label that selects them."""
         return ((label, self._numbers.nodes_of(units)) for label, units in self._labelled(ranks))
 
     def describe(self) -> str:
-        """Return what exists: `8 nodes x 8 accelerators`, `2 Franka units on nodes 16-17`, `12 accelerators on 3
-        nodes`.
-        """
+        """Return the units in words, as in `8 nodes x 8 accelerators` or `2 Franka units on nodes 16-17`."""
         counts = self._counts()
         with_units = {node: count for node, count in counts.items() if count}
         if self.unit.kind is UnitKind.NODE:
@@ -116,8 +114,7 @@ class Selection:
         if len(set(with_units.values())) == 1 and self.unit.kind is UnitKind.ACCELERATOR:
             return f"{nodes} x {self.unit.counted(next(iter(with_units.values())))}"
         if self.unit.kind is UnitKind.ROBOT and with_units:
-            plural = "s" * (len(with_units) != 1)
-            return f"{self.unit.counted(self.count)} on node{plural} {format_ranks(sorted(with_units))}"
+            return f"{self.unit.counted(self.count)} on {nodes_text(with_units)}"
         return f"{self.unit.counted(self.count)} on {nodes}"
 
     def _counts(self) -> dict[int, int]:
@@ -125,7 +122,7 @@ class Selection:
 
 
 def selection_of(topology: ClusterTopology, groups: tuple[NodeGroupInfo, ...]) -> Selection:
-    """Return the units of groups that count the same, whose accelerators are known."""
+    """Return the selection of groups that count the same known kind of unit."""
     unit = groups[0].unit
     if unit is None:
         raise ValueError(f"the units of group {groups[0].label} are unknown")

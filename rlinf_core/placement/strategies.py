@@ -25,7 +25,7 @@ from rlinf_core.topology import CLUSTER_LABEL, NODE_LABEL, NODES, ClusterTopolog
 
 
 class PackedPlacementStrategy(PlacementStrategy):
-    """Process i takes the lowest unused resource rank s, and with it s+stride, s+2*stride, ...
+    """A strategy in which process i takes the lowest unused resource rank s, and s+stride, s+2*stride, ...
 
     Args:
         start_hardware_rank, end_hardware_rank: the first and the last resource rank, local to the selected groups.
@@ -102,7 +102,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(topology: ClusterTopology) -> PackedPlacementStrategy:
-    """Return one process per accelerator of the cluster, or per node if there are none.
+    """Return the strategy of one process per accelerator of the cluster, or per node if there are none.
 
     Raises:
         PlacementError: the accelerators of a node are unknown.
@@ -112,7 +112,7 @@ def default_strategy(topology: ClusterTopology) -> PackedPlacementStrategy:
 
 
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Process i holds the resource ranks of list i, in the order given. Several processes may hold the same.
+    """A strategy in which process i holds the resource ranks of list i, in order. Processes may share resources.
 
     Args:
         hardware_ranks_list: one list of resource ranks for each process, local to the selected groups.
@@ -160,11 +160,10 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
 
 class NodePlacementStrategy(PlacementStrategy):
-    """One process for each entry of `node_ranks`; an entry may repeat. No process is assigned hardware.
+    """A strategy of one process for each entry of `node_ranks`, which may repeat. No process is assigned hardware.
 
     Args:
-        node_ranks: the node of each process, by its index in the selected groups; without a group its rank in the
-            cluster.
+        node_ranks: the node of each process, by index in the selected groups; without a group, by rank in the cluster.
         node_group_label: the group or groups of the nodes (`"a"`, `"a,b"`, a list), indexed consecutively; None means
             `node`, every node.
 

@@ -31,13 +31,13 @@ class Placement:
         local_rank: its index among the `local_world_size` processes of this component on its node.
         local_accelerator_rank: the index on its node of the first accelerator assigned to it, or None without one.
         accelerator_type: the vendor of its node's accelerators, as in `NVIDIA`; None if none or unknown.
-        visible_accelerators: the accelerators it sees, as indices on its node: the assigned ones, or all of the node if
-        it has none or is not isolated.
+        visible_accelerators: the accelerators that it sees, as indices on its node: the assigned ones, or all of the
+            node if it has none or is not isolated.
         visible_device_ids: their names in the visibility variable, if these are not the indices; else empty.
         isolate_accelerator: whether it sees only its assigned accelerators, if any.
         hardware_type: the accelerators' vendor, a robot's `hardware.type`, or `node`.
         local_hardware_ranks: its units among the node's units of that type; empty if it was placed on nodes regardless
-        of hardware.
+            of hardware.
         node_group_label: the group that selected its node.
     """
 
@@ -64,7 +64,7 @@ class Placement:
         return get_accelerator(self.accelerator_type).visibility_variable or DEFAULT_VISIBILITY_VARIABLE
 
     def without_devices(self) -> Self:
-        """Return the same place for a process that uses no accelerator of its node."""
+        """Return the same placement for a process that uses no accelerator."""
         return replace(self, accelerator_type=None, local_accelerator_rank=None)
 
     def environment(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ def topology_of(cluster: ClusterLike) -> ClusterTopology:
     """Return the topology of a cluster.
 
     Raises:
-        PlacementError: it is neither a cluster nor a topology.
+        PlacementError: `cluster` is neither a cluster nor a topology.
     """
     topology = cluster if isinstance(cluster, ClusterTopology) else getattr(cluster, "topology", None)
     if not isinstance(topology, ClusterTopology):
@@ -122,7 +122,7 @@ def number(value: object, name: str, where: str) -> int:
     """Return a strategy's argument as an int.
 
     Raises:
-        PlacementError: it is not an integer.
+        PlacementError: `value` is not an integer.
     """
     number = as_index(value)
     if number is None:
@@ -134,7 +134,7 @@ def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
     """Return a strategy's argument as ranks; `name` and `where` are for the error.
 
     Raises:
-        PlacementError: it is not an iterable of integers.
+        PlacementError: `values` is not an iterable of integers.
     """
     listed = items(values)
     ranks = None if listed is None else [as_index(value) for value in listed]
@@ -164,26 +164,32 @@ class PlacementStrategy(ABC):
 
         Args:
             cluster: a cluster, or a topology alone.
-            isolate_accelerator: whether a process with accelerators sees only these, or all of its node.
+            isolate_accelerator: whether a process with accelerators sees only these, instead of all of its node.
 
         Raises:
-            PlacementError: the cluster cannot hold the processes as asked.
+            PlacementError: the cluster cannot hold the processes as requested.
         """
 
 
 def split_labels(labels: str | int | Iterable[str | int] | None) -> tuple[str, ...]:
-    """Return `"a,b"`, `["a", "b"]`, `4090` or None as a tuple of labels."""
+    """Return `"a,b"`, `["a", "b"]`, `4090` or None as a tuple of labels.
+
+    Raises:
+        PlacementError: a list is empty.
+    """
     if labels is None:
         return ()
     listed = items(labels)
+    if listed == ():
+        raise PlacementError("the list names no node group", help="write None to mean every node")
     return tuple(str(label).strip() for label in (str(labels).split(",") if listed is None else listed))
 
 
 def select_or_raise(topology: ClusterTopology, labels: Sequence[str], where: str) -> Selection:
-    """Return the units of some groups.
+    """Return the units of the groups `labels`.
 
     Raises:
-        PlacementError: there are no such groups, they do not fit together, or their units are unknown.
+        PlacementError: a group does not exist, groups do not fit together, or their units are unknown.
     """
     selected = select(topology, labels, "the placement")
     if selected.problems:
@@ -278,7 +284,7 @@ def number_processes(
 
 
 def renumbered(placements: Sequence[Placement]) -> list[Placement]:
-    """Return the placements of some processes of a component as those of all that there are."""
+    """Return placements with their ranks and counts renumbered, as if the component had no other processes."""
     ranks = _ranks_on([placement.cluster_node_rank for placement in placements])
     return [replace(placement, **own._asdict()) for placement, own in zip(placements, ranks, strict=True)]
 
@@ -295,7 +301,7 @@ class _Ranks(NamedTuple):
 
 
 def _ranks_on(nodes: Sequence[int]) -> Iterator[_Ranks]:
-    """Yield the ranks of processes on nodes, by process."""
+    """Yield the ranks of each process, given its node."""
     order = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
     sizes, before = Counter(nodes), Counter[int]()
     for rank, node in enumerate(nodes):
@@ -304,7 +310,7 @@ def _ranks_on(nodes: Sequence[int]) -> Iterator[_Ranks]:
 
 
 def hardware_type(unit: Unit, node: NodeInfo) -> str:
-    """Return the hardware type of a process with such units of a node."""
+    """Return the hardware type of a process that holds units of kind `unit` on `node`."""
     if unit.kind is UnitKind.ACCELERATOR:
         return node.accelerator_type or str(unit.kind)
     return unit.robot or str(unit.kind)

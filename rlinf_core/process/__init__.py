@@ -1,1 +1,1 @@
-"""This process: imports, memory, signals, pending operations."""
+"""The current process: imports, memory, signals, pending operations."""

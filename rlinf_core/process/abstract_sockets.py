@@ -1,6 +1,6 @@
-"""Abstract Unix sockets (unix(7)): names that one process of a network namespace has, until the kernel frees them.
+"""Abstract Unix sockets (unix(7)): names in a network namespace, each bound by one process until the kernel frees it.
 
-Anybody can bind any name: those of this user are told apart by the kernel's word on who made a socket.
+Any user can bind any name; the kernel tells which user made a socket.
 
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -17,17 +17,17 @@ from rlinf_core.process.proc import peer_credentials
 
 _ASK_SECONDS = 1.0
 _MAX_BYTES = 4096
-# A question about a socket, and the answer (sock_diag(7)): a header, then the request or attributes.
+# The formats of sock_diag(7): a header, then the request; the reply has a header, then attributes.
 _HEADER, _REQUEST = struct.Struct("=IHHII"), struct.Struct("=BBHIIIII")
 _SOCK_DIAG, _BY_FAMILY, _IS_REQUEST, _SHOW_USER, _USER = 4, 20, 1, 0x40, 7
 _ATTRIBUTES_AT = _HEADER.size + 16
 
 
 def bind(name: str) -> socket.socket | None:
-    """Return a socket of this name; None: it is taken.
+    """Return a socket bound to this name; None if the name is taken.
 
     Raises:
-        OSError: there is none for another reason.
+        OSError: the bind failed for another reason.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -41,7 +41,7 @@ def bind(name: str) -> socket.socket | None:
 
 
 def bound(prefix: str) -> list[str]:
-    """Return the names with this prefix that processes of this user have bound in this network namespace, in order."""
+    """Return the names with this prefix that this user's processes have bound in this network namespace, sorted."""
     names: set[str] = set()
     with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -52,17 +52,17 @@ def bound(prefix: str) -> list[str]:
 
 
 def _is_own(name: str, number: str) -> bool:
-    """Return whether this user made a socket, of this number (inode); also where the kernel does not say."""
+    """Return whether this user made the socket with this inode number; True if the kernel does not tell."""
     user = _owner(int(number)) if number.isdecimal() else None
     if user is None:
-        # A kernel before 5.3, or a sandbox.
+        # The kernel is older than 5.3, or this is a sandbox.
         with suppress(OSError), connected(name, _ASK_SECONDS) as connection:
             user = peer_credentials(connection)[1]
     return user in (None, os.getuid())
 
 
 def _owner(number: int) -> int | None:
-    """Return the user who made a Unix socket, by sock_diag(7); None: the kernel does not say."""
+    """Return the uid of the maker of a Unix socket, by sock_diag(7); None if the kernel does not tell."""
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, number, _SHOW_USER, 0xFFFFFFFF, 0xFFFFFFFF)
     header = _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _IS_REQUEST, 1, 0)
     try:
@@ -85,7 +85,7 @@ def connected(name: str, seconds: float) -> socket.socket:
     """Return a connection to the process that listens at a name.
 
     Raises:
-        OSError: nobody does, or it does not accept in time.
+        OSError: no process listens there, or it does not accept in time.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -1,4 +1,4 @@
-"""Descriptions for `rlinf ps` of what a process holds besides its own memory and devices."""
+"""Descriptions for `rlinf ps` of the resources that a process holds besides its own memory and devices."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _holders: list[Callable[[], Sequence[str]]] = []
 
 
 def show_holdings(holder: Callable[[], Sequence[str]]) -> None:
-    """Have a function say what this process holds now, a line for each thing; it is called from another thread."""
+    """Register a function that returns a line for each resource of this process; it is called from another thread."""
     _holders.append(holder)
 
 
 def holdings() -> tuple[str, ...]:
-    """Return lines of what this process holds, the first of many."""
+    """Return a line for each resource that this process holds; of more than 9, the first 9 and how many more."""
     lines = [line[:_LONGEST] for holder in tuple(_holders) for line in _said(holder)]
     rest = len(lines) - _MOST_LINES
     return (*lines[:_MOST_LINES], f"and {rest} more") if rest > 0 else tuple(lines)
@@ -25,5 +25,5 @@ def holdings() -> tuple[str, ...]:
 def _said(holder: Callable[[], Sequence[str]]) -> Sequence[str]:
     try:
         return holder()
-    except Exception as error:  # noqa: BLE001 - of the recipe; who asks what the process does is answered all the same
+    except Exception as error:  # noqa: BLE001 - an error in a recipe's function must not hide the other lines
         return (f"what it holds is not known: {type(error).__name__}: {error}",)

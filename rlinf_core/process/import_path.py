@@ -1,9 +1,9 @@
 """The order of imports: the standard library, rlinf's own packages, the folders of `PYTHONPATH`, installed packages,
 then the working folder.
 
-A working folder may hold `recipes/`, `random.py` or `typer.py`: such a name hides nothing in a driver that `rlinf`
-starts and in its workers. Folders of runs, checkpoints, models and data sets are not module folders: others may have
-written what lies there.
+So `recipes/`, `random.py` or `typer.py` in the working folder hides no module of a driver that `rlinf` starts, or of
+its workers. Nothing is imported from folders of runs, checkpoints, models and data sets: other people may have written
+their files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 OWN_PACKAGES: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
 OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
-# Files by which a folder of data is known; of each line all have to be there.
+# The files by which a folder of data is recognized: all the files of one line.
 _OF_DATA: Final = (
     ("run.json",),
     ("manifest.json", "actor"),
@@ -35,18 +35,16 @@ _OF_DATA: Final = (
     ("config.json", "model.safetensors.index.json"),
     ("meta/info.json",),
 )
-# Of `actor` in a checkpoint in `checkpoints` in a run.
+# The levels of a run's folder: RUN/checkpoints/CHECKPOINT/actor.
 _DEPTH: Final = 4
 
 _managed = False
-# The working folder where only `manage` has put it on `sys.path`, and nobody has named it; else None.
+# The working folder if it is on `sys.path` only as the working folder of a command, see `is_unnamed`; else None.
 _unnamed_folder: str | None = None
 
 
 class OwnPackages:
-    """Finds rlinf's packages beside `rlinf_core`; folders of the same name elsewhere on `sys.path` are searched after
-    ours.
-    """
+    """A finder of rlinf's packages beside `rlinf_core`; folders of the same name elsewhere on `sys.path` come after."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,15 +58,13 @@ class OwnPackages:
 
 
 def pin_own_packages() -> None:
-    """Have this process find rlinf's packages beside `rlinf_core`; safe to call twice."""
+    """Make this process find rlinf's packages beside `rlinf_core`. Idempotent."""
     if not any(isinstance(finder, OwnPackages) for finder in sys.meta_path):
         sys.meta_path.insert(0, OwnPackages())
 
 
 def manage(folder: str | None) -> None:
-    """Put in order the imports of this process and of the workers that it starts; `folder` is the working folder, or
-    None.
-    """
+    """Set the import order of this process and of the workers that it starts; `folder`: the working folder, if any."""
     global _managed, _unnamed_folder
     _managed = True
     # The first entry is Python's own addition: the folder of the script, or the working folder of `python -m`.
@@ -80,7 +76,7 @@ def manage(folder: str | None) -> None:
     if folder is None:
         return
     if holds_data(folder):
-        # Nor do processes that libraries start look there, such as those of `multiprocessing` and of Ray.
+        # Processes started by libraries, such as `multiprocessing` and Ray, must not import from there either.
         os.environ["PYTHONSAFEPATH"] = "1"
     elif is_named:
         add_user_folders([folder])
@@ -91,14 +87,14 @@ def manage(folder: str | None) -> None:
 def is_unnamed(folder: str | os.PathLike[str]) -> bool:
     """Return whether `folder` is on the path only as the working folder of a command.
 
-    What lies there may have come with the file that the command reads. `PYTHONPATH` and an installed package name a
-    folder; a program of the user's own names the one that it lies in.
+    Its modules may have come with the file that the command reads. A folder counts as named if it is in `PYTHONPATH`,
+    or an installed package added it, or it holds the user's own program.
     """
     return _unnamed_folder is not None and os.path.realpath(folder) == _unnamed_folder
 
 
 def named_path() -> list[str]:
-    """Return the entries of `sys.path` set on purpose: all but the working folder of a command."""
+    """Return the entries of `sys.path` except an unnamed working folder, see `is_unnamed`."""
     return [entry for entry in sys.path if not is_unnamed(entry)]
 
 
@@ -113,7 +109,7 @@ def holds_data(folder: str) -> bool:
 
 
 def module_command(program: str) -> list[str]:
-    """Return the command that runs a module in a new process of this interpreter, with the imports of this one.
+    """Return the command that runs a module in a new process of this interpreter, with this process's import order.
 
     `python -m` would search the working folder before the standard library.
     """
@@ -127,12 +123,12 @@ def module_command(program: str) -> list[str]:
 
 
 def is_managed() -> bool:
-    """Return whether the imports of this process are in the order of this module, and not as Python would have it."""
+    """Return whether the imports of this process are in the order of this module, not in Python's default order."""
     return _managed
 
 
 def add_user_folders(folders: Iterable[str]) -> None:
-    """Put folders on `sys.path` after the standard library and before installed packages, unless they are on it."""
+    """Insert the folders missing from `sys.path`, after the standard library and before installed packages."""
     new = [folder for folder in folders if folder not in sys.path]
     standard = _standard_library()
     last = max((i for i, entry in enumerate(sys.path) if entry and os.path.realpath(entry) in standard), default=-1)
@@ -141,7 +137,7 @@ def add_user_folders(folders: Iterable[str]) -> None:
 
 
 def add_working_folder(folder: str | None) -> None:
-    """Put the working folder of a command, if any, at the end of `sys.path`, unless it is on it."""
+    """Append the working folder of a command, if any, to `sys.path`, unless it is on it."""
     global _unnamed_folder
     if folder is not None and folder not in sys.path:
         _unnamed_folder = os.path.realpath(folder)
@@ -150,7 +146,7 @@ def add_working_folder(folder: str | None) -> None:
 
 
 def working_folder() -> str | None:
-    """Return the working folder of the command if modules are imported from it, though nobody has named it."""
+    """Return the unnamed working folder if it is on `sys.path`, else None; see `is_unnamed`."""
     return next(filter(is_unnamed, sys.path), None)
 
 
@@ -163,7 +159,7 @@ def _extend_own_packages(new: Iterable[str]) -> None:
 
 def user_folders() -> tuple[str, ...]:
     """Return the named folders of `sys.path` that belong neither to the interpreter nor to installed packages."""
-    import sysconfig  # not in time for every command
+    import sysconfig  # too slow to import in every command
 
     installed = tuple(
         os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()} if path
@@ -182,7 +178,7 @@ def _standard_library() -> tuple[str, str]:
 
 
 def _namesakes(name: str, folders: Iterable[str]) -> list[str]:
-    """Return the folders called `name` in `folders`, besides rlinf's own."""
+    """Return the folders called `name` in `folders`, without rlinf's own."""
     paths = [os.path.join(os.path.realpath(folder or os.getcwd()), name) for folder in folders]
     own = os.path.join(OWN_ROOT, name)
     return [path for path in paths if path != own and os.path.isdir(path)]
@@ -192,33 +188,33 @@ _MOST_BYTES = 4 << 20
 
 
 def locate(module: str, *, named: bool = False) -> ModuleSpec | None:
-    """Return where a module is, or None; `importlib.util.find_spec` would import the packages around it.
+    """Return the spec of a module, or None; `importlib.util.find_spec` would import its parent packages.
 
     Args:
-        named: whether to search only folders that somebody has named, not the working folder of a command.
+        named: whether to leave out an unnamed working folder, see `is_unnamed`.
     """
     package, _, _ = module.rpartition(".")
     folders: Sequence[str] | None = None
     if package:
         around = locate(package, named=named)
         folders = list(around.submodule_search_locations or ()) if around is not None else []
-        # A package of rlinf's may also extend into the working folder.
+        # A package of rlinf may also have a folder in the working folder.
         folders = [folder for folder in folders if not (named and is_unnamed(Path(folder).parent))]
     spec = _spec(module, folders, named) if folders or not package else None
-    # Some modules are only made by their package, as `os.path`.
+    # Some modules have no file of their own but are made by their package, such as `os.path`.
     return spec if spec is not None or named else getattr(sys.modules.get(module), "__spec__", None)
 
 
 def _spec(module: str, folders: Sequence[str] | None, named: bool) -> ModuleSpec | None:
     for finder in sys.meta_path:
         if finder is PathFinder:
-            # The full name of a folder without `__init__.py` would have its package looked up in `sys.modules`.
+            # For the full name of a folder without `__init__.py`, PathFinder would look up its parent in `sys.modules`.
             path = folders if folders is not None else named_path() if named else None
             spec = PathFinder.find_spec(module.rpartition(".")[2], path)
         else:
             try:
                 spec = finder.find_spec(module, folders)
-            except KeyError:  # such a look-up
+            except KeyError:  # another finder looked up a parent in `sys.modules`
                 continue
         if spec is not None:
             return spec
@@ -229,7 +225,7 @@ def syntax_tree(spec: ModuleSpec) -> ast.Module | None:
     """Return the syntax tree of a module; None if it has no Python source.
 
     Raises:
-        ValueError: the source cannot be read or is not Python; the text says why.
+        ValueError: the source cannot be read or is not Python; the message says why.
     """
     from rlinf_core.foreign.files import read_bounded
 
@@ -246,14 +242,14 @@ def syntax_tree(spec: ModuleSpec) -> ast.Module | None:
         raise ValueError(f"{origin} cannot be read: {error or type(error).__name__}") from None
 
 
-# Entry points: what installed packages offer to rlinf under a name.
+# Entry points: named objects that installed packages offer to rlinf.
 #
-# `importlib.metadata` tells the same, and takes a tenth of the time of `rlinf --help` to be imported.
+# `importlib.metadata` finds them, too, but importing it takes a tenth of the time of `rlinf --help`.
 
 
 _FILE: Final = "entry_points.txt"
 _METADATA: Final = (".dist-info", ".egg-info")
-# What stands between the words of a package's name differs.
+# The separators in a package's name, which differ from file to file.
 _BETWEEN: Final = re.compile(r"[-_.]+")
 
 
@@ -277,10 +273,9 @@ class EntryPoint(NamedTuple):
 
 
 def offered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, of which the first counts. Imports none of them.
+    """Return the entry points of a group by name, without importing them. Of equal names the first counts.
 
-    A folder may say in a `NAME.dist-info` that it is an installed package. The mere working folder of a command is not
-    believed: see `is_unnamed`.
+    An unnamed working folder is skipped (see `is_unnamed`): its `NAME.dist-info` is not trusted.
     """
     points: dict[str, EntryPoint] = {}
     packages: set[str] = set()
@@ -302,7 +297,7 @@ def offered(group: str) -> dict[str, EntryPoint]:
 
 @lru_cache(maxsize=256)
 def _packages(folder: str, changed: int) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the installed packages of a folder as it was at a time, each with the lines of its entry points."""
+    """Return the installed packages of a folder, changed last at `changed`, each with the lines of its entry points."""
     packages: list[tuple[str, tuple[str, ...]]] = []
     try:
         names = os.listdir(folder)

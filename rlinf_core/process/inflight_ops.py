@@ -13,9 +13,9 @@ from typing import TypeAlias, cast
 from rlinf_core.process import tracing
 from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication
 
-# For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and continue.
+# Seconds for which a process counts as moving after its last bytes moved: networks may stall for seconds.
 _STILL_MOVING = 5.0
-# The last operations that are kept for evidence of a failure: by number, and by age in seconds when they are reported.
+# The finished operations kept as evidence of a failure: their most, and their greatest age in seconds when reported.
 _RECENT = 256
 _RECENT_SECONDS = 30.0
 
@@ -24,26 +24,25 @@ _Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str
 
 
 class InflightOps:
-    """The operations that this process is in, kept cheaply enough to be always on.
+    """The pending operations of this process, recorded cheaply enough to be always on.
 
-    Any thread may write and any may read without a lock: every change is one dictionary operation, and an `Operation`
-    is only made of it when somebody asks. `has_main`: the process runs its own code outside methods, as a driver
-    does.
+    Any thread may write or read without a lock: every change is one dictionary operation, and an `Operation` is made
+    only on request. `has_main`: whether the process runs code outside of methods, as a driver does.
     """
 
     def __init__(self, *, has_main: bool = False) -> None:
         self._has_main = has_main
         self._serials = itertools.count(1)
         self._current: dict[int, _Entry] = {}
-        # Detached operations that somebody waits for now, and who.
+        # By serial of a detached operation that is waited for: the waiting thread or task, and whether it is bounded.
         self._attached: dict[int, tuple[Hashable, bool]] = {}
-        # Threads that have been in an operation, and whether the user started them.
+        # By thread that has been in an operation: whether the user started it.
         self._threads: dict[int, bool] = {}
         self._changes = 0
         self._moved_at = float("-inf")
         self._quiet_since = time.monotonic()
         self._last_call = ""
-        # Those that are over, with their ends.
+        # The finished operations, each with the time at which it ended.
         self._recent: deque[tuple[_Entry, float]] = deque(maxlen=_RECENT)
 
     def begin(
@@ -61,8 +60,8 @@ class InflightOps:
 
         Args:
             kind, target, key, detached, peers, bounded: see `Operation`.
-            task_key: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
-                anything but None on a thread of the runtime's own.
+            task_key: the thread or task that it blocks; by default the calling thread. Asynchronous code gives its
+                task, and threads of the runtime give anything but None.
         """
         serial = next(self._serials)
         if task_key is None:
@@ -78,7 +77,7 @@ class InflightOps:
         return task_key
 
     def publish_past(self, kind: OperationKind) -> None:
-        """Publish a past operation of the calling thread that was too short to be seen."""
+        """Publish a finished operation of the calling thread that was too short to be recorded."""
         self._thread(kind)
         self._changes += 1
         if not self._current:
@@ -86,17 +85,17 @@ class InflightOps:
 
     def attach(self, serial: int, task_key: Hashable = None, *, bounded: bool = False) -> None:
         """Publish that the calling thread, or the task `task_key`, now waits for an operation begun as detached."""
-        # Not a change of the entry: another thread may end the operation meanwhile, and it must not come back.
+        # Kept apart from the entry: writing the entry could restore an operation that another thread ends meanwhile.
         self._attached[serial] = (threading.get_ident() if task_key is None else task_key, bounded)
         self._changes += 1
 
     def detach(self, serial: int) -> None:
-        """Publish that no thread waits any longer for a pending operation, as after a timeout."""
+        """Publish that a thread no longer waits for a pending operation, for example after a timeout."""
         self._attached.pop(serial, None)
         self._changes += 1
 
     def end(self, serial: int) -> None:
-        """Publish that an operation is over, however it ended; a second time does nothing."""
+        """Publish that an operation has ended, with success or not. Idempotent."""
         entry = self._current.pop(serial, None)
         if entry is not None:
             self._recent.append((entry, time.monotonic()))
@@ -109,7 +108,7 @@ class InflightOps:
             self._quiet_since = time.monotonic()
 
     def returned(self, method: str, failure: str | None) -> None:
-        """Publish the outcome of a method call; `failure` is its exception, as in `ValueError: no camera`, or None."""
+        """Publish the outcome of a method call; `failure` is its exception, for example `ValueError: no camera`."""
         self._last_call = f"its `{method}` raised {failure}" if failure is not None else f"its `{method}` returned"
 
     def task_key(self, serial: int) -> Hashable:
@@ -133,7 +132,7 @@ class InflightOps:
             self.end(serial)
 
     def recent(self) -> str:
-        """Return the operations of the last 30 s that are over, one line each, the last one at the end."""
+        """Return the operations that ended in the last 30 s, one line each, the latest last."""
         now = time.monotonic()
         return "\n".join(
             f"{now - ended:7.3f} s ago, after {ended - since:.3f} s: {Operation(kind, target, key, 0.0, 0).title}"
@@ -146,7 +145,7 @@ class InflightOps:
         now = time.monotonic()
         if now - self._moved_at < _STILL_MOVING:
             self._changes += 1
-        # dict.copy is one step for the interpreter, so no writer comes between.
+        # dict.copy is atomic for the interpreter, so no writer can interfere.
         current = sorted(self._current.copy().items())
         attached = self._attached.copy()
         operations: list[Operation] = []
@@ -168,10 +167,10 @@ class InflightOps:
         return Publication(tuple(operations), self._changes, running, quiet, self._last_call)
 
     def _task_keys(self, entries: Iterable[_Entry]) -> set[Hashable]:
-        """Return what may be running code: methods under way, the main thread of a driver, threads of the user's.
+        """Return the threads and tasks that may run user code: running methods, a driver's main thread, users' threads.
 
-        A user's thread counts as long as it lives. The threads on which methods are called, and a worker's main thread,
-        count in methods only: outside they wait to be called.
+        A user's thread counts as long as it lives. The threads that run methods, and a worker's main thread, count only
+        during methods: outside of them they wait for calls.
         """
         task_keys: set[Hashable] = {entry[6] for entry in entries if entry[0] is OperationKind.METHOD}
         alive = {thread.ident for thread in threading.enumerate()}
@@ -206,7 +205,7 @@ def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
         try:
             tasks = asyncio.all_tasks(loop)
         except RuntimeError:
-            continue  # they come and go so fast that they cannot be listed: it runs
+            continue  # tasks come and go too fast to be listed, so the loop runs
         if tasks and all(_is_held_up(task, held_up) for task in tasks):
             threads.add(getattr(loop, "_thread_id", None))
     return threads
@@ -224,9 +223,9 @@ def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
 
 
 def current_task_key() -> Hashable:
-    """Return what a wait of the running task holds up: the task, and its whole thread where it is the only task there.
+    """Return what a wait of the running task blocks: the thread if it is the only task there, else the task.
 
-    Methods that are coroutines run as tasks on a thread of ours, so there it is always the task.
+    On a thread of the runtime, which runs the methods that are coroutines, it is always the task.
     """
     import asyncio
 

@@ -1,11 +1,11 @@
 """The secret values that this process knows, and their masking in any text that is kept or shown.
 
-The values are those under keys and variables whose names look secret (see `rlinf_core.config.secrets`), those that
-references brought elsewhere, and tokens that were read from files. Code that writes a text to a file of the run, a log
-or the terminal passes it through `hidden`, since any error may quote its input.
+They are the values of keys and variables whose names look secret (see `rlinf_core.config.secrets`), values that
+references inserted elsewhere, and tokens read from files. Code that writes text to a file of the run, a log or the
+terminal passes it through `hidden`, since any error may quote its input.
 
-Values that are shorter than 6 characters, numbers of up to 11 digits, and words such as `true` are not masked: they
-would be found in innocent text. At most 1000 values are known, the newest.
+Values shorter than 6 characters, numbers of up to 11 characters, and words such as `true` are not masked: they occur
+in harmless text. Only the newest 1000 values are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _pattern: re.Pattern[str] | None = None
 
 
 def remember(values: Iterable[str]) -> None:
-    """Mask these values from now on. Of a value of several lines each longer line counts for itself, too."""
+    """Mask these values from now on; of a value of several lines, also each line of at least 16 characters."""
     global _pattern
     with _lock:
         for value in values:
@@ -43,19 +43,19 @@ def remember(values: Iterable[str]) -> None:
                     _values[part] = None
         for oldest in list(_values)[: max(0, len(_values) - _MOST)]:
             del _values[oldest]
-        # The longest first: one value may begin with another.
+        # The longest first, since one value may begin with another.
         forms = sorted({form for value in _values for form in _forms(value)}, key=len, reverse=True)
         _pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
 
 
 def known() -> tuple[str, ...]:
-    """Return the values, for a process that shall mask them, too."""
+    """Return the values, for another process that must mask them, too."""
     with _lock:
         return tuple(_values)
 
 
 def forget() -> None:
-    """Know no value any more."""
+    """Forget all values."""
     global _pattern
     with _lock:
         _values.clear()
@@ -70,7 +70,7 @@ def hidden(text: str) -> str:
 
 def hiding_formatter(format: str) -> logging.Formatter:
     """Return a formatter of log lines that masks secret values."""
-    import logging  # many a command logs nothing
+    import logging  # many commands do not log
 
     class HidingFormatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

@@ -1,8 +1,8 @@
-"""Calls that take as long as recorded: how a rehearsal imitates work that is not done.
+"""Paced calls: a rehearsal does no work, but its calls take as long as recorded.
 
-A driver that rehearses sets `wanted`; the processes that it launches are told by their session. A timed call of a phase
-that is paced then sleeps until the recorded duration is over. Processes with the same accelerator take turns, call by
-call, as work on a device does.
+A driver that rehearses sets `wanted`; the processes that it launches get it with their session. A timed call of a paced
+phase then sleeps until the recorded duration is over. Processes with the same accelerator take turns, call by call, as
+work on a device does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 from rlinf_core import env_vars
 from rlinf_core.process.abstract_sockets import bind, connected
 
-# Between two looks whether the holder of a device, which has just bound its name, listens already.
+# Seconds between two checks whether the holder of a device, which has just bound its name, listens already.
 _PAUSE: Final = 0.001
 _BACKLOG: Final = 64
 
 
 class Pace(NamedTuple):
-    """The recorded duration of a call: seconds as `fix + slope x rows`, and how they spread, relative to that."""
+    """The recorded duration of a call: `fix + slope x rows` seconds, times one of the factors in `spread`."""
 
     fix: float
     slope: float = 0.0
@@ -35,7 +35,7 @@ class Pacing(NamedTuple):
 
     Attributes:
         paces: the duration of calls, by the tag of their timer.
-        sizes: sizes of what has no duration, as answers have tokens, and how many had about that one, by phase.
+        sizes: pairs, by phase, of a size (for example tokens of an answer) and the number of items of about that size.
     """
 
     paces: Mapping[str, Pace]
@@ -46,8 +46,8 @@ class PacedCalls:
     """The paced calls of this process.
 
     Args:
-        pacing: how long they take.
-        device: names the accelerator of this process among all machines; empty: it has none.
+        pacing: the recorded durations.
+        device: the name of this process's accelerator, unique among all machines; empty if it has none.
     """
 
     def __init__(self, pacing: Pacing, device: str = "") -> None:
@@ -56,11 +56,11 @@ class PacedCalls:
         self._draws = random.Random(device)
 
     def begin(self, tag: str) -> socket.socket | None:
-        """Wait for the accelerator, if a call needs it, and return what holds it."""
+        """Wait for the accelerator if a call needs it; return the socket that holds it, or None."""
         return _held(self._name) if self._name and tag in self.pacing.paces else None
 
     def end(self, tag: str, rows: int, began: float, holder: socket.socket | None) -> None:
-        """Sleep until the call, which began at that moment, has taken its time; leave the accelerator to others."""
+        """Sleep until a call that began at `began` (`time.perf_counter`) is over, then release the accelerator."""
         pace = self.pacing.paces.get(tag)
         try:
             if pace is not None:
@@ -72,10 +72,10 @@ class PacedCalls:
 
 
 def _held(name: str) -> socket.socket:
-    """Return a socket that has a name of this machine's, which the kernel gives to one at a time.
+    """Return a socket bound to `name`, which the kernel allows for one process of this machine at a time.
 
     Raises:
-        TimeoutError: others have held it for RLINF_TIMEOUT seconds.
+        TimeoutError: other processes held the name for RLINF_TIMEOUT seconds.
         OSError: the kernel makes no socket of this name.
     """
     ends = time.monotonic() + env_vars.TIMEOUT.get()
@@ -91,22 +91,22 @@ def _wait_for_holder(name: str, seconds: float) -> None:
     try:
         other = connected(name, seconds)
     except OSError:
-        # It does not listen yet, or has just let go.
+        # The holder does not listen yet, or has just closed.
         time.sleep(_PAUSE)
         return
     with other, suppress(ConnectionError):
-        # Ends when the holder closes, or dies.
+        # Returns when the holder closes or dies.
         other.recv(1)
 
 
-# What the driver of a rehearsal wants of the processes that it launches; None: they work.
+# The pacing of processes that this driver launches; None if they do real work.
 wanted: Pacing | None = None
-# The paced calls of this process; None: it works.
+# The paced calls of this process; None if it does real work.
 active: PacedCalls | None = None
 
 
 def want(pacing: Pacing | None) -> None:
-    """Have processes that are launched from now on rehearse; None: work."""
+    """Make the processes launched from now on rehearse; with None, do real work."""
     global wanted
     wanted = pacing
 
@@ -118,5 +118,5 @@ def start(pacing: Pacing, device: str) -> None:
 
 
 def recorded(phase: str) -> tuple[tuple[float, int], ...]:
-    """Return the sizes of a phase that a rehearsal was given, see `Pacing`; none where this process works."""
+    """Return the recorded sizes of a phase, see `Pacing`; empty if this process does not rehearse."""
     return () if active is None else tuple(active.pacing.sizes.get(phase, ()))

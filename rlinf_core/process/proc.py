@@ -1,8 +1,8 @@
-"""Processes of this machine as the kernel shows them (proc(5), namespaces(7), unix(7)), and the end of a Ray of ours.
+"""Processes of this machine as the kernel shows them (proc(5), namespaces(7), unix(7)), and the end of rlinf's own Ray.
 
     python -I -S proc.py FOLDER    waits until its standard input ends, then ends a driver's embedded Ray
 
-Where a process has ended, or is hidden from this user, the answer is empty, not an error.
+If a process has ended, or is hidden from this user, functions return an empty value; they raise no error.
 
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -21,10 +21,10 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-# Every process that a Ray of ours starts inherits it, which distinguishes it from those of others. Its value is the id
-# of the cluster, or the driver's folder where the Ray is embedded.
+# A variable in the environment of every process of rlinf's own Ray, and of no other Ray. Its value is the id of the
+# cluster, or the driver's folder for an embedded Ray.
 MARK = "RLINF_RAY"
-# In the commands of Ray's own processes.
+# Substrings of the commands of Ray's own processes.
 _ENGINE = (b"ray::", b"/ray/core/src/ray/", b"/ray/_private/", b"/ray/dashboard/")
 _KILL_SECONDS = 5.0
 _PAUSE = 0.1
@@ -35,7 +35,7 @@ class Stat(NamedTuple):
     """The state of a process.
 
     Attributes:
-        state: its letter; a space if it has ended.
+        state: its letter in proc(5); a space if it has ended.
         parent: the pid of its parent.
         ticks: the processor time that it has used, in clock ticks.
         start: its start, in clock ticks since the boot.
@@ -54,7 +54,7 @@ class Stat(NamedTuple):
 
 def stat(pid: int) -> Stat:
     """Return the state of a process."""
-    # The command, in parentheses, may hold parentheses and blanks itself.
+    # The command, in parentheses, may itself hold parentheses and blanks.
     fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     if len(fields) < 20:
         return Stat()
@@ -64,39 +64,39 @@ def stat(pid: int) -> Stat:
 def identity(pid: int) -> str | None:
     """Return `PID:START`, unique even if the pid is reused; None if there is no such process."""
     shown = stat(pid)
-    # One that was killed may wait for its parent to take note of it.
+    # A zombie (Z, X) has ended, though its parent has not reaped it.
     return None if shown.state in " ZX" else f"{pid}:{shown.start}"
 
 
 def alive(written: object) -> bool:
-    """Return whether the process of a written identity still lives."""
+    """Return whether the process with this identity still lives."""
     pid = str(written).split(":")[0]
     return pid.isdigit() and identity(int(pid)) == written
 
 
 def pids() -> list[int]:
-    """Return the processes that this one sees."""
+    """Return the pids of the processes that this one sees."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def command(pid: int) -> bytes:
-    """Return the command of a process: its arguments, each with a NUL at its end, or the title that it gave itself."""
+    """Return the command of a process: its arguments, each ending in NUL, or the title that it set."""
     return read(f"/proc/{pid}/cmdline")
 
 
 def spell_command(pid: int) -> str:
-    """Return the command of a process as text, for people."""
+    """Return the command of a process as readable text."""
     return command(pid).replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
 def fields(path: str) -> dict[str, str]:
-    """Return the fields of a file with lines `NAME: VALUE`, as `/proc/PID/status` or `/proc/meminfo`."""
+    """Return the fields of a file with lines `NAME: VALUE`, such as `/proc/PID/status` or `/proc/meminfo`."""
     pairs = (line.partition(":") for line in read(path).decode("utf-8", "replace").splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 
 def open_files(pid: int) -> dict[str, str]:
-    """Return what a process has open: what each of its links in `/proc/PID/fd` leads to."""
+    """Return the open files of a process: the target of each link in `/proc/PID/fd`, by the link's path."""
     paths: dict[str, str] = {}
     folder = f"/proc/{pid}/fd"
     try:
@@ -112,12 +112,12 @@ def open_files(pid: int) -> dict[str, str]:
 
 
 def boot_id() -> str:
-    """Return the id of the kernel's present boot; empty where it is hidden."""
+    """Return the id of the kernel's current boot; empty if hidden."""
     return read("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
 
 
 def namespace(kind: str, pid: int | str = "self") -> int:
-    """Return the inode of the name space of a kind that a process is in, as of `pid` or `net`; 0 where it is hidden."""
+    """Return the inode of a process's namespace of a kind, such as `pid` or `net`; 0 if hidden."""
     try:
         return os.stat(f"/proc/{pid}/ns/{kind}").st_ino
     except OSError:
@@ -125,7 +125,7 @@ def namespace(kind: str, pid: int | str = "self") -> int:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user number of the process at the other end of a unix socket."""
+    """Return the pid and uid of the process at the other end of a unix socket."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -142,7 +142,7 @@ def tail(path: str | os.PathLike[str], size: int) -> str:
 
 
 def read(path: str) -> bytes:
-    """Return the content of a file of the kernel."""
+    """Return the content of a file of the kernel; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -151,16 +151,15 @@ def read(path: str) -> bytes:
 
 
 def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
-    """Return the living processes of a Ray instance, without this one.
+    """Return the pids of the living processes of a Ray instance, without this one.
 
-    They carry its mark in their environment. Those of Ray that give themselves a title write over it; they are known by
-    files of its folder that they have open. Those of containers are left out: a cluster in there may have the same
-    name.
+    They have its mark in their environment. Processes of Ray that set a title overwrite it; they are recognized by
+    open files of the instance's folder. Processes in containers are left out: a cluster there may have the same name.
 
     Args:
         owner: the value of the mark.
         folder: the folder of Ray's session.
-        engine_only: leave out processes that users' code started.
+        engine_only: whether to leave out processes that users' code started.
     """
     mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"
     own_namespace = namespace("pid")
@@ -186,7 +185,7 @@ def send(pids: list[int], number: int) -> None:
 
 
 def kill_all(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
-    """Kill every process of a Ray instance, including those started meanwhile; return those that survive."""
+    """Kill every process of a Ray instance, including those started meanwhile; return the pids of survivors."""
     end = time.monotonic() + _KILL_SECONDS
     remaining = processes_of(owner, folder, engine_only=engine_only)
     while remaining and time.monotonic() < end:
@@ -200,15 +199,15 @@ def guard(folder: str) -> subprocess.Popen[bytes]:
     """Start the guardian of this process's embedded Ray; it ends Ray when this process ends or closes its `stdin`.
 
     Ray's own processes don't always end with their driver: its agents keep trying to reach a head that is gone. The
-    guardian is not a child of Ray. It waits on a pipe whose other end only the driver holds: the kernel closes it
-    however the driver ends.
+    guardian is not a child of Ray. It waits on a pipe whose other end only the driver holds, and which the kernel
+    closes in whatever way the driver ends.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Ctrl-C and a hang-up of the terminal are the driver's; the guardian outlives it.
+        # Ctrl-C and a hang-up of the terminal must reach only the driver, which the guardian outlives.
         start_new_session=True,
     )
 
@@ -227,7 +226,7 @@ if __name__ == "__main__":
 # Peak memory of a process, by phase.
 
 
-# Calls of a phase that are measured: the first ones, and then every that many.
+# Of the calls of a phase, the first `_FIRST` and then every `_EVERY`th are measured.
 _FIRST, _EVERY = 8, 16
 
 
@@ -235,8 +234,8 @@ class Peak(NamedTuple):
     """The most memory that a process held in a phase, in bytes.
 
     Attributes:
-        rss: the memory of the host, shared memory that it has mapped included.
-        device: the memory of its accelerator, as torch counts it; 0 without one.
+        rss: the memory of the host, including mapped shared memory.
+        device: the memory of its accelerator, as torch counts it; 0 without an accelerator.
     """
 
     rss: int
@@ -244,7 +243,7 @@ class Peak(NamedTuple):
 
 
 class PeakMeter:
-    """Measures the peak of each phase of this process; `peaks` are the largest so far."""
+    """A meter of the peak memory of each phase of this process; `peaks` holds the largest so far."""
 
     def __init__(self) -> None:
         self.peaks: dict[str, Peak] = {}
@@ -252,7 +251,7 @@ class PeakMeter:
 
     @contextmanager
     def during(self, phase: str) -> Generator[None, None, None]:
-        """Measure a block; of phases that come often only some are."""
+        """Measure a block; after the first 8 calls of a phase only every 16th is measured."""
         count = self._calls[phase] = self._calls.get(phase, 0) + 1
         if count > _FIRST and count % _EVERY:
             yield
@@ -266,7 +265,7 @@ class PeakMeter:
 
 
 def rss_fields() -> dict[str, int]:
-    """Return `VmRSS` and its peak `VmHWM` in bytes; empty where the system does not report them."""
+    """Return `VmRSS` and its peak `VmHWM` in bytes; empty if the system does not report them."""
     status = fields("/proc/self/status")
     return {name: int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM") if name in status}
 
@@ -291,7 +290,7 @@ def _cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
-# Signals that processes started from here must not take.
+# Signals that processes started by this one must not take.
 
 
 # Schedulers send these to all processes of a job some time before it ends (Slurm's `--signal`, LSF, Grid Engine). Only
@@ -301,7 +300,7 @@ SCHEDULER_WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
 
 @contextmanager
 def warnings_blocked() -> Generator[None, None, None]:
-    """Start the processes of the block with schedulers' warning signals blocked; this one handles them afterwards."""
+    """Block schedulers' warning signals in processes started in the block; this process handles them afterwards."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, SCHEDULER_WARNINGS)
     try:
         yield
@@ -317,10 +316,10 @@ def ignore_warnings() -> None:
 
 @contextmanager
 def sigterm_deferred() -> Generator[None, None, None]:
-    """Within the block SIGTERM stays pending for this thread and for threads that are started in it.
+    """Block SIGTERM, within the block, for this thread and for threads started in the block; it stays pending.
 
-    While Ray's native code handles SIGTERM no thread of the process may take it. Start no process within the block: it
-    would have SIGTERM blocked.
+    While Ray's native code handles SIGTERM, no thread of the process may take it. Start no process within the block: it
+    would inherit the blocked SIGTERM.
     """
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

@@ -1,6 +1,6 @@
 """The public names of a package: listed in its stub, and imported on first use.
 
-A stub has a line `from MODULE import NAME as NAME` for each, which type checkers read as well.
+A stub has a line `from MODULE import NAME as NAME` for each name, which type checkers read as well.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def public_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package, whose `__init__.py` is `file`.
 
-    `of_others`: names of related projects that the package lacks, each with what to do instead. An import of one fails
-    with it; for an AttributeError Python would put its own sentence.
+    `of_others`: names of related projects that the package lacks, each with what to do instead. Importing such a name
+    raises ImportError with that text; Python would replace the text of an AttributeError by its own.
 
-    `former`: names that were public in the release before, each with the module or name, `MODULE:NAME`, where it is
-    now. They work for one release, and warn.
+    `former`: names that were public in the previous release, each with its new place: `MODULE` or `MODULE:NAME`. They
+    work for one release, with a warning.
     """
 
     @cache
@@ -59,7 +59,7 @@ def public_names(
 
 
 def _former(package: str, name: str, module: str, new: str = "") -> Any:
-    """Return what a name stood for in the release before, with a warning that says where it is now."""
+    """Return the object that a former name refers to, and warn where it is now."""
     where = f"`{new}`" if module == package else f"`{new or name}` of `{module}`"
     warnings.warn(f"`{name}` of `{package}` is now {where}; it goes with the next release", DeprecationWarning, 3)
     defined = import_module(module)

@@ -1,4 +1,4 @@
-"""Packages that an interpreter lacks, or has in versions that rlinf does not work with, and how to install them."""
+"""Packages that an interpreter lacks or has in an unsupported version, and the commands that install them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from rlinf_core.errors import ConfigError
 
-# What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
+# By import name: the requirement for pip, as in the extras of `pyproject.toml`.
 _REQUIREMENTS: Final = {
     "PIL": "pillow>=10",
     "av": "av>=14,<19",
@@ -54,14 +54,14 @@ _REQUIREMENTS: Final = {
     "websockets": "websockets>=14",
 }
 
-# Characters of a distribution's name.
+# The characters of a distribution's name.
 _NAME: Final = string.ascii_letters + string.digits + "-_"
 
 
 def missing_modules(modules: Iterable[str]) -> list[str]:
     """Return those of `modules` that this interpreter cannot import, or has in a version out of rlinf's range.
 
-    Imports none of them. `absence` says which of both it is.
+    Imports none of them. `absence` tells which of the two applies.
     """
     import importlib.util
 
@@ -69,13 +69,13 @@ def missing_modules(modules: Iterable[str]) -> list[str]:
         try:
             return importlib.util.find_spec(name) is None
         except ModuleNotFoundError:
-            return True  # the package that it is in
+            return True  # its parent package is missing
 
     return [name for name in modules if is_missing(name) or _unfit_version(name) is not None]
 
 
 def absence(module: str) -> str:
-    """Return what is wrong with one of `missing_modules`, as it follows its name in a message."""
+    """Return what is wrong with one of `missing_modules`, as text that follows the module's name in a message."""
     version = _unfit_version(module)
     if version is None:
         return "not installed in this Python"
@@ -83,10 +83,10 @@ def absence(module: str) -> str:
 
 
 def require_version(module: str) -> None:
-    """Check the version of a module that is installed, where rlinf works with some of them only.
+    """Check that the installed version of a module is in the range that rlinf supports, if there is one.
 
     Raises:
-        ConfigError: it is out of range; the error names both, and the command that installs another.
+        ConfigError: it is out of range; the error names version, range, and the command that installs another.
     """
     if _unfit_version(module) is not None:
         raise ConfigError(
@@ -97,14 +97,14 @@ def require_version(module: str) -> None:
 
 
 def _unfit_version(module: str) -> str | None:
-    """Return the installed version of a module if it is out of range; None if it fits, or is not known."""
+    """Return the installed version of a module if it is out of range; None if it is in range or unknown."""
     from importlib.metadata import PackageNotFoundError, version
 
     requirement = _REQUIREMENTS.get(module, "")
     try:
         installed = version(requirement[: len(requirement) - len(requirement.lstrip(_NAME))])
     except (PackageNotFoundError, ValueError):
-        return None  # built by its user, or from a distribution of another name
+        return None  # built by the user, or installed from a distribution of another name
     release = _release(installed)
     for relation, bound in re.findall(r"(>=|<)([\d.]+)", requirement):
         if release and (release >= _release(bound)) != (relation == ">="):
@@ -113,7 +113,7 @@ def _unfit_version(module: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers at the beginning of a version, without zeros at their end: 5.0 is 5."""
+    """Return the leading numbers of a version, without trailing zeros: 5.0 becomes 5."""
     match = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and not numbers[-1]:

@@ -1,10 +1,10 @@
-"""Spans of what this process does, recorded while its run is traced.
+"""Spans of the activities of this process, recorded while its run is traced.
 
     tracing.start()
     ...
     taken = tracing.take()
 
-Where nothing is traced, looking whether there is a `recorder` is all it costs.
+Without tracing, the only cost is the check whether there is a `recorder`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import time
 from collections.abc import Hashable
 from typing import Final, NamedTuple
 
-# Kinds of spans: what the code timed itself, a method of a worker, what a thread was blocked in, and what was under way
-# between two processes, waited for or not.
+# The kinds of spans: a timer of the code, a method of a worker, a wait of a thread, and a transfer between two
+# processes, waited for or not.
 TIMER: Final = "timer"
 METHOD: Final = "method"
 WAIT: Final = "wait"
 TRANSFER: Final = "transfer"
 
-# Between two collections; what is beyond is counted only. About 20 MB.
+# The most spans kept between two collections, about 20 MB; further ones are only counted.
 LIMIT: Final = 100_000
 
 
 class TraceSpan(NamedTuple):
-    """Something that took time.
+    """One timed activity.
 
     Attributes:
         kind: one of the kinds above.
-        name: its label, as in `send to actor:0`.
-        began: the beginning in seconds since 1970 by the clock of its host.
-        task_key: its thread or task; spans of one task_key are nested or disjoint, except transfers.
+        name: its label, for example `send to actor:0`.
+        began: its beginning, in seconds since 1970 by the clock of its host.
+        task_key: its thread or task; spans with the same task_key are nested or disjoint, except transfers.
     """
 
     kind: str
@@ -51,21 +51,21 @@ class Taken(NamedTuple):
 
 
 class SpanRecorder:
-    """Keeps spans until they are taken. Any thread may add."""
+    """A recorder that keeps spans until they are taken. Any thread may add spans."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._spans: list[TraceSpan] = []
         self._dropped = 0
-        # Operations are timed by the monotonic clock, hosts share the other one.
+        # Operations are timed by the monotonic clock; only the time of day is comparable between hosts.
         self._epoch = time.time() - time.monotonic()
 
     def add(self, kind: str, name: str, began: float, ended: float, task_key: Hashable = None) -> None:
         """Record a finished span.
 
         Args:
-            began, ended: the times by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
-            task_key: the thread, by its number, or the task that it held up; by default the one that calls.
+            began, ended: the times by `time.monotonic` or `time.perf_counter`, which are the same clock on Linux.
+            task_key: the ident of the thread, or the task, that it blocked; by default the calling one.
         """
         spans = self._spans
         if len(spans) >= self._limit:
@@ -77,18 +77,18 @@ class SpanRecorder:
 
     def take(self) -> Taken:
         """Return the spans since the last call."""
-        # A thread that has the old list in hand may lose the span that it adds now.
+        # A span that another thread is just adding to the old list may be lost.
         spans, self._spans = self._spans, []
         dropped, self._dropped = self._dropped, 0
         return Taken(spans, dropped)
 
 
-# The one of this process, or None while nothing is traced.
+# The recorder of this process; None while the run is not traced.
 recorder: SpanRecorder | None = None
 
 
 def start() -> None:
-    """Record from now on; nothing changes where that is so already."""
+    """Record from now on. Idempotent."""
     global recorder
     if recorder is None:
         recorder = SpanRecorder()

@@ -1,4 +1,4 @@
-"""Events that a runner emits. Listeners render them: the live view, plain lines, a test."""
+"""The events of a run, for listeners such as the live view, plain lines, or a test."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ SAVE_CHECKPOINT: Final = "save_checkpoint"
 class ItemFate(StrEnum):
     """The fate of an item that was buffered or in flight when a checkpoint was written: a prompt, rollout or episode.
 
-    A checkpoint lists them in its manifest, as it can bring them back; a run that continues from it reports what became
-    of each, which differs where it may use less of what is there.
+    The manifest of a checkpoint lists the fates that the checkpoint allows. A run that continues from it reports the
+    actual fates, which differ if the run can use less of the saved data.
     """
 
     RESTORED = "restored"
-    """It was done, and is used as it is."""
+    """It was done, and its result is used."""
     CONTINUED = "continued"
-    """It goes on where it was."""
+    """It continues where it was."""
     AGAIN = "done again"
-    """It begins anew; what there was of it is lost."""
+    """It starts again; its progress is lost."""
     WAITING = "not yet asked"
-    """It was set aside, and nobody had begun it."""
+    """It was queued, and no process had started it."""
     DROPPED = "left out"
     """It is neither kept nor done again."""
 
 
 ItemFates: TypeAlias = Mapping[str, Sequence[str]]
-"""The items of each fate, each named as in `prompt 17 for step 5`."""
+"""The names of the items of each fate, for example `prompt 17 for step 5`."""
 
 
 def item_fates(items: Iterable[tuple[ItemFate, str]]) -> ItemFates:
-    """Return items by their fates, in order; fates without an item are left out."""
+    """Return the names of items by their fates, in the order of `ItemFate`; fates without items are left out."""
     by_fate: dict[str, list[str]] = {}
     for fate, name in items:
         by_fate.setdefault(fate.value, []).append(name)
@@ -52,20 +52,20 @@ def item_fates(items: Iterable[tuple[ItemFate, str]]) -> ItemFates:
 
 
 def fates_line(fates: ItemFates) -> str:
-    """Return `in flight at the checkpoint: 4 restored, 2 continued, 1 done again, 3 not yet asked`."""
+    """Return a text such as `in flight at the checkpoint: 4 restored, 2 continued, 1 done again, 3 not yet asked`."""
     counts = ", ".join(f"{len(items)} {fate}" for fate, items in fates.items())
     return f"in flight at the checkpoint: {counts}"
 
 
 class RunStarted(NamedTuple):
-    """The workers have started and training begins. Emitted once: restarts are announced by `RunRestarted`.
+    """The event that the workers have started and training begins. Emitted once; `RunRestarted` announces restarts.
 
     Attributes:
         folder: the run folder.
         first_step: 1, or more for a resumed run.
-        last_step: the step after which it ends; None while unknown.
-        components: number of processes of each component.
-        resumed_from: the checkpoint it resumes from.
+        last_step: the step after which the run ends; None while unknown.
+        components: the number of processes of each component.
+        resumed_from: the checkpoint from which it resumes.
     """
 
     folder: Path
@@ -76,23 +76,23 @@ class RunStarted(NamedTuple):
 
 
 class PhaseStarted(NamedTuple):
-    """The run enters `phase`, one of the names above."""
+    """The event that the run enters `phase`, one of the names above."""
 
     step: int
     phase: str
 
 
 class PhaseProgress(NamedTuple):
-    """The run has got some way in its phase, as in `12 of 64 answers`."""
+    """The event of progress within a phase; `text` is, for example, `12 of 64 answers`."""
 
     step: int
     text: str
 
 
 class Waiting(NamedTuple):
-    """The run starts waiting for `what`, as in `actor: 2 processes`, for at most `seconds` if known.
+    """The event that the run waits for `what`, for example `actor: 2 processes`, for at most `seconds` if known.
 
-    With `again` it waits as before, and there is news of it. `instead` says what its user can do instead of waiting.
+    `again` marks an update about the same wait. `instead` describes what the user can do instead of waiting.
     """
 
     what: str
@@ -102,21 +102,21 @@ class Waiting(NamedTuple):
 
 
 class StepFinished(NamedTuple):
-    """A training step has finished. `metrics` has full names, as in `train/actor/policy_loss`; times are in seconds."""
+    """The event that a step has finished; `metrics` has full names (`train/actor/policy_loss`), times in seconds."""
 
     step: int
     metrics: Mapping[str, float]
 
 
 class Evaluated(NamedTuple):
-    """The policy was evaluated after `step`; `metrics` has names under `eval/`."""
+    """The event that the policy was evaluated after `step`; the names in `metrics` are under `eval/`."""
 
     step: int
     metrics: Mapping[str, float]
 
 
 class CheckpointSaved(NamedTuple):
-    """Training after `step` can be resumed from `path`; from a snapshot, until the next checkpoint is saved."""
+    """The event that training after `step` can be resumed from `path`; a snapshot lasts until the next checkpoint."""
 
     step: int
     path: Path
@@ -124,18 +124,18 @@ class CheckpointSaved(NamedTuple):
 
 
 class ClusterReady(NamedTuple):
-    """The cluster is ready, and workers are launched next; emitted by each attempt."""
+    """The event that the cluster is ready, and workers are launched next; emitted by each attempt."""
 
     topology: ClusterTopology
 
 
 class NodesChanged(NamedTuple):
-    """The nodes of this attempt are others than before: a spare serves as a lost node, or a node is back.
+    """The event that this attempt has other nodes than before: a spare replaces a lost node, or a node is back.
 
     Attributes:
         step: the last finished step.
-        text: who serves as whom, in one line.
-        details: why, one line each.
+        text: the changes, in one line.
+        details: the reasons, one line each.
     """
 
     step: int
@@ -144,7 +144,7 @@ class NodesChanged(NamedTuple):
 
 
 class RunRestarted(NamedTuple):
-    """A worker or node died, and the run goes back to `step` (0 without a checkpoint).
+    """The event that a worker or node died, and the run goes back to `step` (0 without a checkpoint).
 
     Attributes:
         restart: the number of this restart, from 1.
@@ -160,14 +160,14 @@ class RunRestarted(NamedTuple):
 
 
 class WorkersRelaunched(NamedTuple):
-    """Workers died and were started again alone; the others went on, and no finished step is lost.
+    """The event that only dead workers were started again; the others continued, and no finished step is lost.
 
     Attributes:
         step: the last finished step.
         restart: its number among the restarts that count, from 1.
         reason: what died, in one line.
         seconds: the seconds from the notice of the death until the new processes were prepared.
-        repeated: what is done again, as in `the rollouts of step 3`; empty for nothing.
+        repeated: the work that is repeated, for example `the rollouts of step 3`; empty for none.
         details: the rest of the error, and the folder of evidence, one line each.
     """
 
@@ -181,11 +181,11 @@ class WorkersRelaunched(NamedTuple):
 
 
 class ItemsResumed(NamedTuple):
-    """The run continues from a checkpoint after `step`, at which items were buffered or in flight.
+    """The event that the run continues from a checkpoint with items that were buffered or in flight.
 
     Attributes:
         step: the step of the checkpoint.
-        fates: every item by what becomes of it.
+        fates: the items by their fates.
     """
 
     step: int
@@ -193,11 +193,11 @@ class ItemsResumed(NamedTuple):
 
 
 class RunFinished(NamedTuple):
-    """The run has finished normally.
+    """The event that the run has finished normally.
 
     Attributes:
         metrics: the newest value of every metric.
-        seconds: the seconds from `RunStarted` to the end of training, without ending the workers.
+        seconds: the seconds from `RunStarted` to the end of training, before the workers are ended.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Evidence of a failure: one bundle in the run folder, whole or not at all, bounded in size and number."""
+"""Evidence of a failure: one bundle in the run folder, written atomically; bundles are bounded in size and number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import session_folder
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RLinfError, WorkerDiedError
+from rlinf_core.failures import text_of
 from rlinf_core.foreign.files import check_regular, make_folder, open_regular
+from rlinf_core.foreign.terminal_text import encodable
 from rlinf_core.node.process_end import kernel_lines, own_group
 from rlinf_core.process import proc
 from rlinf_core.process.known_secrets import hidden, remember
@@ -43,11 +45,11 @@ from rlinf_core.version import __version__
 Parts = Iterator[tuple[str, str]]
 
 LOGGER = logging.getLogger("rlinf")
-# The first failures are the most informative: what followed may be due to them.
+# The bundles of the first failures are kept: later failures may be due to them.
 _FIRST_BUNDLES: Final = 2
 _MOST_TEXT: Final = 64 << 10
 _MOST_FAILURES: Final = 200
-# Where an error has been kept; one that is raised on is not kept twice.
+# The attribute of an error that holds its bundle's folder, so that an error that is raised on is kept once.
 _KEPT: Final = "rlinf_evidence"
 _TAIL_BYTES: Final = 64 << 10
 _MOST_FILES: Final = 200
@@ -64,8 +66,8 @@ def keep_evidence(
 ) -> Path | None:
     """Keep evidence of a failure in the run folder `run`; return its folder, also if this error was kept before.
 
-    It takes a second at most where processes are busy. A part that cannot be collected is named in `failure.json`.
-    Nothing is raised: evidence must not hide the failure.
+    It takes at most a second if processes are busy. `failure.json` names the parts that could not be collected. It
+    raises nothing, since it must not hide the failure.
 
     Args:
         run: the run folder.
@@ -81,7 +83,7 @@ def keep_evidence(
         return kept
     try:
         folder = _write(run, error, step, components or {})
-    except (OSError, RLinfError, ValueError) as failure:
+    except Exception as failure:  # noqa: BLE001 - nothing may hide the error itself
         LOGGER.warning("no evidence of the failure was kept: %s", failure)
         return None
     vars(error)[_KEPT] = folder
@@ -89,12 +91,12 @@ def keep_evidence(
 
 
 def evidence_line(folder: Path | None) -> list[str]:
-    """Return the line of an event's details that names a folder of evidence; none without one."""
+    """Return the line of an event's details that names a folder of evidence; empty without a folder."""
     return [] if folder is None else [f"evidence: {FOLDER}/{folder.name}"]
 
 
 def failed_processes(error: BaseException, components: Mapping[str, str]) -> list[FailedProcess]:
-    """Return everything about the failures in an error, root causes first."""
+    """Return the records of the failures in an error, root causes first."""
     return [_failed(failure, components) for failure in failures_of(error)[:_MOST_FAILURES]]
 
 
@@ -112,7 +114,7 @@ def _failed(failure: Failure, components: Mapping[str, str]) -> FailedProcess:
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "bases": [base.__name__ for base in type(error).__mro__[:-1]],
         "code": error.code if own else "",
-        "text": _short(str(error)),
+        "text": _short(text_of(error)),
         "traceback": _short("".join(traceback.format_exception(error))),
         "why": _short(error.why or "") if own else "",
         "help": _short(error.help or "") if own else "",
@@ -174,17 +176,17 @@ def _collected(scene: FailureScene, missing: list[str]) -> Iterator[tuple[str, s
     for part in PARTS:
         try:
             yield from part(scene)
-        except Exception as failure:  # noqa: BLE001 - Ray, /proc and other people's files fail in their own ways
+        except Exception as failure:  # noqa: BLE001 - Ray, /proc and files of other people raise any error
             missing.append(f"{part.__name__}: {type(failure).__name__}: {failure}")
 
 
 def _surplus(folders: Sequence[Path]) -> Sequence[Path]:
-    """Return the bundles to be removed: neither of the first failures nor of the newest."""
+    """Return the bundles to remove: all except those of the first and the newest failures."""
     return folders[_FIRST_BUNDLES : len(folders) - MOST_BUNDLES + _FIRST_BUNDLES] if len(folders) > MOST_BUNDLES else ()
 
 
 def _free_name(folder: Path) -> str:
-    """Return a name that sorts after all that exist: that of a bundle that was removed is not used again."""
+    """Return a name that sorts after all existing names of this second."""
     base = time.strftime("%Y%m%d-%H%M%S")
     numbers = [entry.name.removeprefix(base) for entry in os.scandir(folder) if entry.name.startswith(base)]
     last = max((int(number[1:]) if number[1:].isdigit() else 1 for number in numbers), default=0)
@@ -198,12 +200,12 @@ def _short(text: str) -> str:
 
 
 class FailureScene(NamedTuple):
-    """The start of a collection.
+    """The input of a collection of evidence.
 
     Attributes:
         run: the run folder.
-        failures: root causes first.
-        snapshot: the processes of the job, or None where its manager does not answer.
+        failures: the failures, root causes first.
+        snapshot: the processes of the job; None if its manager does not answer.
     """
 
     run: Path
@@ -212,14 +214,14 @@ class FailureScene(NamedTuple):
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the job, living or dead, on any machine."""
+        """The pids of the job's processes, living or dead, on any machine."""
         peers = self.snapshot.peers.values() if self.snapshot is not None else ()
         named = _PID.findall("\n".join(failure.place or "" for failure in self.failures))
         return sorted({os.getpid(), *(peer.info.pid for peer in peers), *map(int, named)})
 
 
 def _snapshot() -> JobSnapshot | None:
-    """Return what the job's processes do, with their stacks; None without a manager that answers."""
+    """Return a snapshot of the job's processes with their stacks; None without a living manager."""
     client = current_client()
     if client is None or client.lost_manager() is not None:
         return None
@@ -227,9 +229,9 @@ def _snapshot() -> JobSnapshot | None:
 
 
 def _masked(value: Any) -> Any:
-    """Return a value of JSON with stars for secret values in its texts."""
+    """Return a JSON value with the secret values in its texts masked."""
     if isinstance(value, str):
-        return hidden(mask_text(value))
+        return encodable(hidden(mask_text(value)))
     if isinstance(value, Mapping):
         return {str(name): _masked(inner) for name, inner in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
@@ -238,13 +240,12 @@ def _masked(value: Any) -> Any:
 
 
 def _json_of(value: Any) -> str:
-    """Return JSON, with stars for secret values."""
+    """Return a value as JSON, with secret values masked."""
     return json.dumps(_masked(value), indent=1, ensure_ascii=False, default=str) + "\n"
 
 
 def waits(scene: FailureScene) -> Parts:
-    """Yield the graph of who waits for whom, the stacks, what processes did before, and what is in flight in
-    channels."""
+    """Yield the waits of processes, their stacks and recent operations, and the contents of channels."""
     job = scene.snapshot
     if job is None:
         return
@@ -304,7 +305,7 @@ def memory(scene: FailureScene) -> Parts:
 
 
 def run_logs(scene: FailureScene) -> Parts:
-    """Yield the ends of the logs of the run, those of what failed first."""
+    """Yield the ends of the run's logs, those of failed processes first."""
     paths = sorted((scene.run / "logs").glob("*/rank_*.log"))
     first = [f"{failure.component}/rank_{failure.rank}.log" for failure in scene.failures]
     paths.sort(key=lambda path: f"{path.parent.name}/{path.name}" not in first)
@@ -313,7 +314,7 @@ def run_logs(scene: FailureScene) -> Parts:
 
 
 def ray_logs(scene: FailureScene) -> Parts:
-    """Yield the ends of the logs of Ray's own processes, and of its files about the processes that died."""
+    """Yield the ends of the logs of Ray's own processes, and of Ray's files about dead processes."""
     if engine.current() is None:
         return
     folder = Path(session_folder()) / "logs"
@@ -331,7 +332,7 @@ def kernel(scene: FailureScene) -> Parts:
 
 
 def versions(scene: FailureScene) -> Parts:
-    """Yield the versions of what runs the job; `environment.json` of the run has all packages."""
+    """Yield the versions of rlinf, Python, kernel and main packages; the run's `environment.json` has all packages."""
     numbers = {"rlinf": __version__, "python": platform.python_version(), "kernel": platform.release()}
     for name in _PACKAGES:
         try:
@@ -342,12 +343,12 @@ def versions(scene: FailureScene) -> Parts:
 
 
 def config(scene: FailureScene) -> Parts:
-    """Yield the configuration, whose secrets are masked."""
+    """Yield the configuration, with secrets masked."""
     with open_regular(scene.run / "config.yaml") as file:
         yield "config.yaml", _masked(file.read(_TAIL_BYTES * 4).decode("utf-8", "replace"))
 
 
-# The most informative comes first: a bundle has a limit.
+# The most informative parts come first, since the size of a bundle is limited.
 PARTS: Final[Sequence[Callable[[FailureScene], Parts]]] = (waits, memory, kernel, versions, config, run_logs, ray_logs)
 
 

@@ -1,4 +1,4 @@
-"""Services that get the metrics of a run: trackers such as wandb by `runner.logger.logger_backends`, and Prometheus.
+"""The services that get a run's metrics: trackers such as wandb (`runner.logger.logger_backends`), and Prometheus.
 
 The package of a service is imported when the service is opened.
 """
@@ -33,7 +33,7 @@ class BackendSettings(NamedTuple):
         project, name: the project and name of the run in the service.
         config: the resolved configuration without secrets, as plain data.
         resumed: whether the run resumes an earlier one.
-        known: the last step that an earlier process of the run logged; -1: none.
+        known: the last step that an earlier process of the run logged; -1 for none.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class BackendSettings(NamedTuple):
 
 
 class MetricsBackend(ABC):
-    """A metric service."""
+    """A service that receives metrics."""
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -77,7 +77,7 @@ class TensorBoard(MetricsBackend):
         self._writer.flush()
 
     def rewind(self, step: int) -> None:
-        # TensorBoard hides earlier files' data from this step on. A new run has a single file.
+        # A new file with `purge_step` makes TensorBoard hide the data of earlier files from that step on.
         self.close()
         self._purge_step = step + 1
 
@@ -88,13 +88,13 @@ class TensorBoard(MetricsBackend):
 
 
 class _Tracker(MetricsBackend):
-    """A service whose module has `init`, `log` and `finish`, or the like.
+    """A service whose module has `init`, `log` and `finish`, or similar functions.
 
-    Their steps must increase, so repeated steps after a `rewind` are dropped until the run is past the logged ones.
+    Its steps must increase, so repeated steps after a `rewind` are dropped until the run is past the logged ones.
     """
 
     module: str
-    # Whether a resumed run continues its record in the service; else it starts a new one.
+    # Whether a resumed run continues its earlier record in the service; else it starts a new one.
     continues = True
 
     def __init__(self, settings: BackendSettings) -> None:
@@ -172,7 +172,7 @@ class Trackio(_Tracker):
 
 
 class MLflow(_Tracker):
-    """MLflow: the server of `MLFLOW_TRACKING_URI`, or a local database. A resumed run is a new one there."""
+    """MLflow: the server of `MLFLOW_TRACKING_URI`, or a local database. A resumed run is a new run there."""
 
     module = "mlflow"
     continues = False
@@ -183,7 +183,7 @@ class MLflow(_Tracker):
         self._module.log_dict(dict(settings.config), "config.json")
 
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
-        # Its names have no `@`.
+        # MLflow does not allow `@` in names.
         self._module.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class PrometheusExporter(MetricsBackend):
 
     Args:
         settings: the run.
-        port: the port at loopback; other machines reach it through an agent or a tunnel, which also authenticates.
+        port: the port at loopback; other machines need an agent or a tunnel, which also authenticates.
 
     Raises:
         RunError: the port is taken.
@@ -227,7 +227,7 @@ class PrometheusExporter(MetricsBackend):
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port on which it listens."""
         return self._server.server_address[1]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -241,14 +241,14 @@ class PrometheusExporter(MetricsBackend):
             self._step = step
 
     def collect(self) -> Iterator[Any]:
-        """Return the families of gauges; Prometheus' client calls it for each scrape, in a thread of its own."""
+        """Yield the families of gauges; Prometheus' client calls this for each scrape, in its own thread."""
         with self._lock:
             values = dict(self._values)
             own = {
                 "rlinf_step": ("The last finished training step.", float(self._step)),
                 "rlinf_step_timestamp_seconds": ("When it finished, in seconds since 1970.", self._time),
             }
-        for name, (text, value) in {**own, **values}.items():
+        for name, (text, value) in {**values, **own}.items():
             family = self._family(name, text, labels=["run"])
             family.add_metric([self._run], value)
             yield family
@@ -260,7 +260,7 @@ class PrometheusExporter(MetricsBackend):
 
 
 def _gauge_name(name: str) -> str:
-    """Return the gauge of a metric: `rlinf_eval_pass_at_1` of `eval/pass@1`."""
+    """Return the name of a metric's gauge: `rlinf_eval_pass_at_1` for `eval/pass@1`."""
     return f"rlinf_{_UNSAFE.sub('_', name.replace('@', '_at_')).strip('_')}"
 
 

@@ -16,24 +16,26 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from rlinf_core.errors import RunError
+from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import NO_ROOM, FileModel, Moment, Step, open_below, write_fault
 from rlinf_core.runners.storage.run_events import RecordFile, parse_model
+from rlinf_core.suggest import excerpt
 
 if TYPE_CHECKING:
     from rlinf_core.runners.exporters import MetricsBackend
 
 LOGGER = logging.getLogger("rlinf")
-# The seconds that an evaluation took.
+# The metric of the seconds that an evaluation took.
 EVALUATION_TIME: Final = "time/evaluate"
-# Lines that are kept while there is no room for them; of a step each.
+# The most lines, one per step, that are kept while the file system has no room for them.
 _MOST_UNWRITTEN: Final = 10_000
+_RETURN: Final = 'return a number for each name, as in `{"env/return": 17.2}`'
 
 
 class Metrics(NamedTuple):
-    """The metrics of one step, written at `time` (seconds since 1970): numbers by name, possibly NaN."""
+    """The metrics of one step: numbers by name, possibly NaN, and the `time` of writing in seconds since 1970."""
 
     step: int
     time: float
@@ -49,12 +51,12 @@ class _Line(FileModel):
 class MetricsWriter:
     """A writer that appends the metrics of each step. A run has one.
 
-    Each line has left the process when `log` returns; a torn last line of an earlier process is cut off. While its file
+    When `log` returns, the line is in the file; a torn last line of an earlier process is cut off. While the file
     system has no room, lines are kept in memory and written with the next one, so that the run continues.
 
     Args:
         path: the file; existing lines are kept.
-        backends: further services, from `open_backends`. They are closed with this writer.
+        backends: the services from `open_backends`, which are closed with this writer.
 
     Raises:
         RunError: the file cannot be written.
@@ -65,7 +67,7 @@ class MetricsWriter:
         self._backends = tuple(backends)
         # The last line, written or not.
         self._last: Metrics | None = None
-        # The newest lines, those that are not in the file yet, and the offset where they belong.
+        # The newest lines, which are not in the file yet, and the offset at which they, or the last line, begin.
         self._unwritten: deque[Metrics] = deque(maxlen=_MOST_UNWRITTEN)
         self._start = 0
         self._warned = False
@@ -91,13 +93,16 @@ class MetricsWriter:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of `step`, numbers by name.
 
-        Steps must be in order. Further metrics of the last step, as of an evaluation after it, are merged into its
-        line.
+        Steps must be in order. Further metrics of the last step, for example of an evaluation after it, are merged into
+        its line.
 
         Raises:
             ValueError: a later step was already written; use `rewind` to go back.
-            RunError: the file cannot be written.
+            RunError: the file cannot be written, or the writer is closed.
         """
+        if self._file.closed:
+            help = "make a new runner to train or evaluate again"
+            raise RunError("the run has ended, and records no more metrics", where=str(self.path), help=help)
         numbers = {name: float(value) for name, value in metrics.items()}
         last = self._last
         if last is not None and step < last.step:
@@ -117,7 +122,7 @@ class MetricsWriter:
         self._forward(lambda backend: backend.log(step, numbers))
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics after `step`, from which the run continues.
+        """Drop the metrics after `step`; the run continues from there.
 
         Raises:
             RunError: the file cannot be written.
@@ -133,7 +138,7 @@ class MetricsWriter:
         self._forward(lambda backend: backend.rewind(step))
 
     def close(self) -> None:
-        """Write what is left, and close the backends. Idempotent."""
+        """Write the remaining lines, and close the backends. Idempotent."""
         if self._unwritten and not self._file.closed:
             with suppress(RunError):
                 self._write()
@@ -146,13 +151,13 @@ class MetricsWriter:
         self._backends = ()
 
     def _forward(self, what: Callable[[MetricsBackend], None]) -> None:
-        """Forward to the backends. A failing service is dropped from then on: it must not end the run."""
+        """Call `what` with each backend. A failing service is dropped, since it must not end the run."""
         kept: list[MetricsBackend] = []
         for backend in self._backends:
             try:
                 what(backend)
                 kept.append(backend)
-            except Exception as error:  # noqa: BLE001 - services fail in their own ways
+            except Exception as error:  # noqa: BLE001 - a service may raise any error
                 name = type(backend).__name__
                 LOGGER.warning(
                     "%s gets no more metrics (%s: %s); all are in %s", name, type(error).__name__, error, self.path
@@ -160,7 +165,7 @@ class MetricsWriter:
         self._backends = tuple(kept)
 
     def _keep_until(self, step: int | None) -> None:
-        """Truncate the file after the last whole line of a step up to `step` (None: of any)."""
+        """Truncate the file after the last whole line with a step up to `step` (None: with any step)."""
         self._unwritten.clear()
         self._last, self._start = None, 0
         end = 0
@@ -171,10 +176,10 @@ class MetricsWriter:
         self._file.truncate(end)
 
     def _write(self) -> None:
-        """Write the unwritten lines in one piece, so that a reader, or a successor after a kill, has whole lines.
+        """Write the unwritten lines in one piece, so that a reader, or a successor after a kill, finds whole lines.
 
         Raises:
-            RunError: the file cannot be written, for another reason than a lack of room.
+            RunError: the file cannot be written for a reason other than a lack of room.
         """
         text = b"".join(map(_encode, self._unwritten))
         with self._guarded():
@@ -182,7 +187,7 @@ class MetricsWriter:
                 self._file.seek(self._start)
                 done = 0
                 while done < len(text):
-                    # A file system that is nearly full takes a part.
+                    # A nearly full file system may write only a part.
                     done += self._file.write(text[done:])
                 self._file.truncate(self._start + len(text))
             except OSError as error:
@@ -211,8 +216,28 @@ class MetricsWriter:
             ) from error
 
 
+def numbers_of(metrics: object, source: str) -> dict[str, float]:
+    """Return the metrics that a loop's method returned as floats by name; a value may be a tensor of one element.
+
+    Raises:
+        RLinfError: it returned something else; the error names `source`, and the metric.
+    """
+    if not isinstance(metrics, Mapping):
+        raise RLinfError(f"`{source}` returned no metrics but {excerpt(repr(metrics))}", help=_RETURN)
+    numbers: dict[str, float] = {}
+    for name, value in cast("Mapping[Any, Any]", metrics).items():
+        try:
+            if not isinstance(name, str) or isinstance(value, str | bytes):
+                raise TypeError
+            numbers[name] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            words = f"`{source}` returned {excerpt(repr(value))} as metric {excerpt(repr(name))}, which is not a number"
+            raise RLinfError(words, help=_RETURN) from None
+    return numbers
+
+
 def metrics_in(path: Path) -> RecordFile[Metrics]:
-    """Return the metrics in `path`, in order of their steps; a metric that is null is NaN."""
+    """Return the metrics in `path`, in order of their steps, with null as NaN."""
     return RecordFile(path, _parse)
 
 
@@ -231,7 +256,7 @@ def _encode(line: Metrics) -> bytes:
 
 
 def decode(raw: bytes) -> Metrics | None:
-    """Return the metrics of a line; None for a torn or foreign one."""
+    """Return the metrics of a line; None for a torn or invalid line."""
     try:
         return _parse(raw) if raw.endswith(b"\n") else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""A run, and its policy, as notebooks, programs and comparisons read them.
+"""Reading a run and its policy, for notebooks, programs and comparisons.
 
 run = load_run("runs/embodied-20260314-101502")
 pandas.DataFrame(run.metrics).plot("step", "env/return")
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Policy, Recipe
 
-# Columns of a record beside its metrics.
+# The columns of a record besides its metrics.
 _STEP: Final = "step"
 _TIME: Final = "time"
 _LONGEST_REASON: Final = 120
-# Runs that an error about a folder of runs names.
+# The most runs that an error about a folder of runs names.
 _NAMED_RUNS: Final = 2
-# Invalid lines of the metrics that `faults` has.
+# The most invalid lines of the metrics in `faults`.
 _MOST_FAULTS: Final = 3
 _DESCRIPTION: Final = "policy.json"
 
@@ -46,9 +46,9 @@ _DESCRIPTION: Final = "policy.json"
 class Run:
     """A run, read from its folder; made by `load_run`.
 
-    Each part is read when it is first used, and kept: open the run again for what it has written since. All files are
-    read as data: nothing of the folder is imported or executed, and no command, path or address in it is followed, but
-    the path of its checkpoints.
+    Each part is read on first use and kept: open the run again for newer data. All files are read as data: nothing in
+    the folder is imported or executed, and no command, path or address in it is followed, except the path of the
+    checkpoints.
 
     Attributes:
         folder: the run folder.
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The path of the folder, absolute."""
+        """The absolute path of the folder."""
         return self.folder.path
 
     @property
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """Whether it is running, or how it ended; `failed` also for a run whose process vanished."""
+        """The status: running, or how it ended; `failed` also for a run whose process vanished."""
         return self.folder.state.outcome[0]
 
     @property
@@ -92,31 +92,16 @@ class Run:
         """The resolved configuration as nested mappings, defaults included and secrets masked.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: the configuration cannot be read.
         """
-        diagnostics = Diagnostics()
-        where = str(self.folder.config_file)
-        try:
-            content = read_bounded(self.folder.config_file)
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise RunError("the configuration of a run cannot be read", where=where, why=why) from None
-        # Its reader is heavier than the rest.
-        from rlinf_core.config.reading import load_source, read
-
-        source = load_source("-", diagnostics, stdin=content)
-        tree = read(source, diagnostics) if source is not None else None
-        if tree is None or not diagnostics.ok:
-            why = next(finding.message for finding in diagnostics if finding.severity is Severity.ERROR)
-            raise RunError("the configuration of a run cannot be read", where=where, why=why)
-        return cast("dict[str, Any]", plain(to_data(tree)))
+        return config_in(self.folder.config_file)
 
     @cached_property
     def steps(self) -> list[Metrics]:
-        """The metrics of each step, in order; a torn last line is left out, see also `faults`.
+        """The metrics of each step, in order, without a torn last line; see also `faults`.
 
         Raises:
-            RunError: they cannot be read.
+            RunError: the metrics cannot be read.
         """
         return self._lines[0]
 
@@ -135,7 +120,7 @@ class Run:
         `pandas.DataFrame(run.metrics)` has a column for each metric.
 
         Raises:
-            RunError: they cannot be read.
+            RunError: the metrics cannot be read.
         """
         own = (_STEP, _TIME)
         return [
@@ -145,10 +130,10 @@ class Run:
 
     @property
     def result(self) -> dict[str, float]:
-        """The metrics of the last evaluation, as in `eval/return`; those of the last step if nothing was evaluated.
+        """The metrics of the last evaluation, such as `eval/return`; those of the last step without evaluations.
 
         Raises:
-            RunError: they cannot be read.
+            RunError: the metrics cannot be read.
         """
         for line in reversed(self.steps):
             evaluation = {name: value for name, value in line.metrics.items() if name.startswith("eval/")}
@@ -158,12 +143,12 @@ class Run:
 
     @property
     def events(self) -> list[RunEvent]:
-        """Its start, checkpoints, restarts and end, in order."""
+        """The events of the run, such as start, checkpoints, restarts and end, in order."""
         return self._story[0]
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """Its complete checkpoints, lowest step first. Their files are not verified (`Checkpoint.verify`).
+        """The complete checkpoints, lowest step first. Their files are not verified (see `Checkpoint.verify`).
 
         Raises:
             RunError: their folder cannot be read.
@@ -177,7 +162,7 @@ class Run:
 
     @cached_property
     def faults(self) -> list[str]:
-        """Unreadable lines that `steps` and `events` skip, in words; of the metrics at most three."""
+        """Descriptions of unreadable lines, which `steps` and `events` skip; at most three of the metrics."""
         return [*self._lines[1], *self._story[1]]
 
     @cached_property
@@ -189,15 +174,39 @@ class Run:
         if len(reason) > _LONGEST_REASON:
             reason = f"{reason[:_LONGEST_REASON]} ..."
         ended = f"{self.status} at step {self.step}" + (f": {reason}" if reason else "")
-        # Its texts may be others': a terminal must not act on them.
+        # Other people may have written its texts, so a terminal must not act on control characters in them.
         return escaped(f"<Run {self.name}: recipe {self.recipe}, {ended}>").replace("\n", " ")
 
 
+def config_in(file: Path) -> dict[str, Any]:
+    """Return the resolved configuration of a run in a file as nested mappings.
+
+    Raises:
+        RunError: the configuration cannot be read.
+    """
+    diagnostics = Diagnostics()
+    where = str(file)
+    try:
+        content = read_bounded(file)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RunError("the configuration of a run cannot be read", where=where, why=why) from None
+    # Imported here: the reader takes longer to import than the rest.
+    from rlinf_core.config.reading import load_source, read
+
+    source = load_source("-", diagnostics, stdin=content)
+    tree = read(source, diagnostics) if source is not None else None
+    if tree is None or not diagnostics.ok:
+        why = next(finding.message for finding in diagnostics if finding.severity is Severity.ERROR)
+        raise RunError("the configuration of a run cannot be read", where=where, why=why)
+    return cast("dict[str, Any]", plain(to_data(tree)))
+
+
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """Return the run in a folder, also while it continues.
+    """Return the run in a folder, even while it is running.
 
     Args:
-        path: its folder, as `rlinf runs` shows it.
+        path: the run folder, as shown by `rlinf runs`.
 
     Raises:
         RunError: it is not a run folder, or its state cannot be read.
@@ -209,7 +218,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 
 def folder_without_run(folder: Path, otherwise: str = "name a run folder") -> RunError:
-    """Return the error for a folder named in the place of a run; `otherwise` is its advice if no runs are in it."""
+    """Return the error for a folder that is not a run; `otherwise` is the advice if it holds no runs either."""
     runs = sorted(runs_in(folder), key=lambda run: (run[1].created, run[0].name))
     newest = [str(path) for path, _ in runs[-_NAMED_RUNS:]]
     help = f"name one of its runs, such as {' or '.join(newest)}" if newest else otherwise
@@ -217,18 +226,18 @@ def folder_without_run(folder: Path, otherwise: str = "name a run folder") -> Ru
 
 
 def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, device: str = "cpu") -> Policy:
-    """Return a trained policy, ready to act. It needs neither a cluster nor the environment.
+    """Return a trained policy, ready to act. This needs neither a cluster nor the environment.
 
     Args:
-        path: a run folder, for its newest checkpoint; a checkpoint `global_step_N`; or a folder that `rlinf
-            export --format safetensors` wrote.
+        path: a run folder, for its newest checkpoint; a checkpoint `global_step_N`; or a folder written by `rlinf
+            export --format safetensors`.
         checkpoint: another checkpoint of the run.
-        device: its torch device.
+        device: the torch device of the policy.
 
     Raises:
         RunError: there is no such folder.
         CheckpointError: there is no checkpoint, or it cannot be read.
-        ConfigError: the recipe does not support this, or the policy is of another recipe.
+        ConfigError: the recipe does not support this, or the folder holds no policy.
     """
     from rlinf_core.job.find_recipe import find_recipe
     from rlinf_core.job.load import load_job
@@ -237,7 +246,7 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
     job: Job | None = None
     recipe: Recipe | None = None
     if (run := _run_of(folder)) is not None:
-        # Findings about this machine, such as a missing simulator, do not matter here.
+        # Diagnostics about this machine, such as a missing simulator, do not matter here.
         job = load_job(str(run.config_file))
         recipe = job.recipe
     if checkpoint is not None or is_checkpoint(folder):
@@ -256,7 +265,7 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
 
 
 def note_step(folder: Path, step: int) -> None:
-    """Add the training step of the weights to the description of an exported policy, if it has one."""
+    """Add the training step of the weights to the description of an exported policy, if it has a description."""
     file = folder / _DESCRIPTION
     if file.is_file():
         about = {**load_json_object(read_bounded(file)), "step": step}
@@ -264,7 +273,7 @@ def note_step(folder: Path, step: int) -> None:
 
 
 def _run_of(folder: Path) -> RunFolder | None:
-    """Return the run of a run folder, its `checkpoints` or one of its checkpoints, if it exists."""
+    """Return the run of a run folder, of its folder `checkpoints`, or of one of its checkpoints; else None."""
     for path in (folder, folder.absolute().parent, folder.absolute().parent.parent):
         if (path / STATE).is_file():
             return RunFolder.open(path)
@@ -272,7 +281,7 @@ def _run_of(folder: Path) -> RunFolder | None:
 
 
 def _recipe_of(folder: Path) -> str:
-    """Return the recipe's name of a policy folder outside of a run."""
+    """Return the name of the recipe in the description of a policy folder outside of a run."""
     try:
         return str(load_json_object(read_bounded(folder / _DESCRIPTION))["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:

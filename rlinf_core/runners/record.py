@@ -36,7 +36,7 @@ from rlinf_core.worker.calls import forget_calls
 
 T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")
-# A process outside of methods answers within milliseconds; all are asked at once.
+# The time limit for answers of all processes: one that runs no method answers within milliseconds.
 _BUSY_SECONDS = 2.0
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RunRecord:
         metrics: the writer of `metrics.jsonl`, with its services.
         listener: called with each event.
         config_hash: the hash of the resolved configuration.
-        facts: values that a run must share to resume from a checkpoint of this one (`Manifest.facts`).
+        facts: the values that a run must share to resume from a checkpoint of this one (`Manifest.facts`).
         trace: the writer of `trace.json`, if the run is traced. Closed with this record, like `metrics`.
 
     Attributes:
@@ -75,9 +75,9 @@ class RunRecord:
         first_step: the first step of the current attempt.
         newest: the newest value of every metric.
         source: the checkpoint to resume from, or None for the start.
-        restarts: those after deaths so far; none is allowed where nobody restarts.
-        suspects: items that processes died of, over all attempts.
-        keeps_steps: whether finished steps stay after a death, because what they did is stored elsewhere.
+        restarts: the restarts after deaths so far; by default no restart is allowed.
+        suspects: the items suspected of causing deaths, over all attempts.
+        keeps_steps: whether finished steps stay valid after a death, because their results are stored elsewhere.
     """
 
     def __init__(
@@ -94,16 +94,15 @@ class RunRecord:
         self.emit = listener if trace is None else trace.listening(listener)
         self._trace = trace
         self._metrics = metrics
-        # The driver counts calls, too, and may have had a run before this one.
+        # The driver records calls, too, perhaps of an earlier run in this process.
         forget_calls()
         self._config_hash = config_hash
         self._facts = dict(facts or {})
         self._began: float | None = None
-        # From the beginning to the last finished work.
+        # The seconds from the beginning to the last finished work.
         self._seconds = 0.0
         self._last_step: int | None = None
-        # When the first step of this attempt began.
-        # When the first step of the attempt ended, which may compile; None before.
+        # The time when the attempt's first step, which may compile, ended; None before.
         self._first_ended: float | None = None
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
@@ -149,7 +148,7 @@ class RunRecord:
         """Return a record with the services of `runner.logger`, which receive the configuration `plain`."""
         runner = config.runner
         resumed = folder.resumed_from is not None
-        # Later metrics than the checkpoint's are still there: they are cut off below, once the services know of them.
+        # Metrics after the checkpoint are still in the file: they are cut off later, once the services know this step.
         newest_step = max((line.step for line in read_metrics(folder.metrics_file)), default=-1)
         project = runner.logger.project_name
         settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, newest_step)
@@ -179,7 +178,7 @@ class RunRecord:
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
         """Make groups launched from now on write their logs and traces into the run folder.
 
-        The listener is notified of each launch. `components` are the names of the groups' log folders.
+        The listener is notified of each launch. `components` maps the groups' names to the names of their log folders.
         """
         self._components, self._cluster = components, cluster
         running = engine.current()
@@ -205,11 +204,11 @@ class RunRecord:
 
     @property
     def nodes_returned(self) -> bool:
-        """Whether a node has joined again that elastic components do without."""
+        """Whether a lost node, without which elastic components run, has joined again."""
         return self._cluster is not None and self._cluster.has_returned()
 
     def _emit_node_changes(self, changes: tuple[NodeChange, ...]) -> None:
-        """Emit what differs from the nodes of the attempt before."""
+        """Emit the differences from the nodes of the previous attempt."""
         before, self._changes = self._changes, changes
         texts = [change.text for change in changes if change not in before]
         now = {change.rank for change in changes}
@@ -219,21 +218,21 @@ class RunRecord:
             self.emit(events.NodesChanged(self.step, "; ".join(texts), reasons))
 
     def collect_trace(self, *groups: WorkerGroup[Any], last: bool = False) -> None:
-        """Collect the spans of these groups, if the run is traced; `last` waits for busy ones."""
+        """Collect the spans of these groups, if the run is traced; with `last`, wait for busy ones."""
         if self._trace is not None:
             self._trace.collect(groups, last=last)
 
     def keep_memory(self, groups: Mapping[str, WorkerGroup[Any]]) -> None:
-        """Write the peak memory of each process of the components so far, by phase, and the durations of its calls.
+        """Write the peak memory of each process so far, by phase, and the durations of its calls.
 
-        Processes in an endless method, as in asynchronous generation, are omitted.
+        Components with a process in an endless method, such as asynchronous generation, are omitted.
         """
         try:
             peaks = _answers({component: group.memory_peaks() for component, group in groups.items()})
-            # Who has answered the one question answers the other at once.
+            # A component that has answered one question answers the other at once.
             calls = _answers({component: groups[component].call_records() for component in peaks})
         except RLinfError as error:
-            # They are optional for the run.
+            # The run can do without these data.
             LOGGER.warning("memory and durations of the run's processes were not saved: %s", error)
             return
         for what, write in (
@@ -255,24 +254,24 @@ class RunRecord:
         durable.write_whole(self.folder.memory_file, json.dumps(record, indent=1) + "\n")
 
     def component_of(self, address: str) -> str:
-        """Return the component of a worker; the name of its group, or of the process, where it has none."""
+        """Return the component of a worker; without one, the name of its group or of the process."""
         group = address.partition(":")[0]
         return self._components.get(group, group)
 
     def keep_evidence(self, error: BaseException) -> Path | None:
-        """Keep evidence of a failure, while its processes live; return the folder, also if it was kept before."""
+        """Keep evidence of a failure while processes still live; return its folder, also if it was kept before."""
         return keep_evidence(self.folder.path, error, self.step, self._components)
 
     def set_aside(
         self, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep that an item is no longer processed, since the processes that it was given to died.
+        """Record in the run folder that an item is quarantined, since the processes that processed it died.
 
         Args:
-            kind: the kind of the item, as in `task`.
-            item: which one.
-            step: the step that it was for; 0: an evaluation.
-            deaths: how they died, one line each.
+            kind: the kind of the item, for example `task`.
+            item: the name of the item.
+            step: the step for which it was processed; 0 for an evaluation.
+            deaths: the descriptions of the deaths, one line each.
             replay: see `QuarantinedItem`.
         """
         place = ""
@@ -283,8 +282,7 @@ class RunRecord:
         LOGGER.warning("%s %s is quarantined: %d processes died of it%s", kind, item, len(deaths), place)
 
     def _begin_after(self, source: Checkpoint | None) -> None:
-        """Resume from the step of `source`, or from the start; later metrics are kept until the workers have
-        started."""
+        """Resume from the step of `source`, or from the start; before the first start, later metrics are kept."""
         self.source = source
         self.step = source.step if source else 0
         self.first_step = self.step + 1
@@ -301,9 +299,9 @@ class RunRecord:
         return self.step
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
-        """Emit, once, that the workers have started, and drop data after the checkpoint of a resumed run."""
+        """Emit once that the workers have started, and drop data after the checkpoint of a resumed run."""
         self._last_step, self._first_ended = last_step, None
-        # What was told of an attempt before is no longer so.
+        # Replace the progress of the previous attempt.
         claiming.describe(step=self.step or None, total=last_step, left=None)
         if self._began is None:
             self._began = time.monotonic()
@@ -323,7 +321,7 @@ class RunRecord:
         self.emit(events.StepFinished(step, metrics))
 
     def _tell_others(self) -> None:
-        """Tell jobs that wait for this one's devices how far it is."""
+        """Update the progress that jobs waiting for this one's devices see."""
         done, left, now = self.step - self.first_step, None, time.monotonic()
         if self._first_ended is None:
             self._first_ended = now
@@ -348,22 +346,22 @@ class RunRecord:
         snapshot: bool = False,
         in_flight: Callable[[], ItemFates] = dict[str, Sequence[str]],
     ) -> None:
-        """Make a checkpoint from the files that `write` writes into the given folder.
+        """Make a checkpoint from the files that `write` writes into the folder that it gets.
 
         Args:
             step: the last finished step.
             write: writes the files.
             weight_version: see `Manifest`.
             world_sizes: see `Manifest`.
-            snapshot: whether it lasts until the next one only.
-            in_flight: returns the items that were in flight when `write` was called; called after it.
+            snapshot: whether it lasts only until the next checkpoint.
+            in_flight: returns the items that were in flight when `write` was called; called after `write`.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the checkpoint cannot be written.
         """
         self.emit(events.PhaseStarted(step, events.SAVE_CHECKPOINT))
         store = self.folder.checkpoints
-        # As they are: whole numbers stay whole.
+        # Without validation, which would turn whole numbers into floats.
         manifest = Manifest.model_construct(
             step=step,
             config_hash=self._config_hash,
@@ -381,7 +379,7 @@ class RunRecord:
             singles: Sequence[BaseException] = getattr(error, "exceptions", (error,))
             worded = any(isinstance(single, CheckpointError) for single in singles)
             unwritten = not worded and (isinstance(error, OSError) or lacks_room(error))
-            # What was written fills the disk until it is removed.
+            # Determine the cause before `abandon`: the written files fill the disk until they are removed.
             why = write_fault(work, error) if unwritten else None
             store.abandon(step)
             if not unwritten:
@@ -392,7 +390,7 @@ class RunRecord:
         self.emit(events.CheckpointSaved(step, path, snapshot))
 
     def has_unsaved(self, step: int) -> bool:
-        """Return whether `step` is the last finished one, without a checkpoint."""
+        """Return whether `step` is the last finished step and has no checkpoint."""
         return self.step == step != self._saved
 
     def finished(self) -> None:
@@ -411,7 +409,7 @@ def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
 
 
 def _answers(asked: Mapping[str, WorkerGroupHandle[T]]) -> dict[str, list[T]]:
-    """Return the answers of all processes, by component; without those that are busy or have died."""
+    """Return the answers of all processes, by component, without components with busy or dead processes."""
     answers: dict[str, list[T]] = {}
     deadline = Deadline.after(_BUSY_SECONDS)
     for component, handle in asked.items():

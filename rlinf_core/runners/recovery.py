@@ -1,4 +1,4 @@
-"""Decisions of a run's recovery: restarts after deaths, snapshots, and items that processes died of."""
+"""Decisions of a run's recovery: restarts after deaths, snapshots, and items that cause deaths."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.errors import RLinfError, WorkerDiedError
-from rlinf_core.failures import WorkerGroupError, is_consequence
+from rlinf_core.failures import WorkerGroupError, is_consequence, text_of
 
 _ALL: Final = ""
 
 
-class NodesReturned(Exception):  # noqa: N818 - no failure: the run goes on with them
-    """Nodes that elastic components do without have joined again; the state of the run is saved."""
+class NodesReturned(Exception):  # noqa: N818 - not a failure: the run continues with these nodes
+    """A signal that nodes without which elastic components run have joined again; the state of the run is saved."""
 
 
 class Restart(NamedTuple):
-    """A restart that is allowed: its number among those that count, from 1."""
+    """An allowed restart: its number among the restarts that count, from 1, of the allowed number `of`."""
 
     number: int
     of: int
@@ -31,7 +31,7 @@ class Restarts:
 
     Args:
         limit: `runner.max_restarts`.
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, limit: RestartLimit, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,8 +40,7 @@ class Restarts:
         self._times: dict[str, list[float]] = {}
 
     def allow(self, component: str) -> Restart | None:
-        """Count a restart after the death of a worker of `component`; return None, and count nothing, beyond the
-        limit."""
+        """Count and return a restart after the death of a worker of `component`; None if beyond the limit."""
         times = self._counted(component)
         if len(times) >= self._limit.max:
             return None
@@ -49,14 +48,14 @@ class Restarts:
         return Restart(len(times) + 1, self._limit.max)
 
     def remain(self, component: str) -> bool:
-        """Return whether `allow` would allow one."""
+        """Return whether `allow` would allow a restart."""
         return len(self._counted(component)) < self._limit.max
 
     def _key(self, component: str) -> str:
         return _ALL if self._limit.seconds is None else component
 
     def _counted(self, component: str) -> list[float]:
-        """Return when the restarts were that count now."""
+        """Return the times of the restarts that count now."""
         seconds, now = self._limit.seconds, self._clock()
         return [at for at in self._times.get(self._key(component), []) if seconds is None or now - at < seconds]
 
@@ -70,7 +69,7 @@ def death(error: WorkerGroupError | WorkerDiedError) -> WorkerDiedError | None:
 
 
 def all_deaths(error: BaseException | None) -> dict[str, WorkerDiedError]:
-    """Return the deaths that a failure and its cause report, by the address of the dead."""
+    """Return the deaths that a failure and its cause report, by the address of the dead process."""
     if error is None:
         return {}
     deaths = all_deaths(error.__cause__)
@@ -82,18 +81,19 @@ def all_deaths(error: BaseException | None) -> dict[str, WorkerDiedError]:
     return deaths
 
 
-# After one that took a second no other is saved for so many seconds.
+# The least pause between snapshots, as a multiple of the time that the last one took.
 _REST: Final = 100.0
 
 
 class SnapshotSchedule:
     """The moments of a run's snapshots: checkpoints by time, each of which the next one replaces.
 
-    They bound what the death of an actor costs, and what saving costs: at most 1 % of the time, however long one takes.
+    Snapshots bound the loss from the death of an actor. Saving them takes at most 1 % of the time, however long one
+    takes.
 
     Args:
-        seconds: the seconds between two snapshots at least; None: there are none.
-        clock: seconds, monotonic.
+        seconds: the least seconds between two snapshots; None for no snapshots.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,28 +108,28 @@ class SnapshotSchedule:
 
     @contextmanager
     def saving(self) -> Generator[None, None, None]:
-        """Measure how long it takes to save the state in the block, and set the moment of the next snapshot."""
+        """Measure the time of saving the state, within the block, and set the time of the next snapshot."""
         began = self._clock()
         yield
         ended = self._clock()
         self._next = ended + max(self._seconds or 0.0, _REST * (ended - began))
 
     def stop(self) -> None:
-        """Save no further snapshot."""
+        """Stop further snapshots."""
         self._seconds = None
 
 
 T = TypeVar("T")
-# Deaths at which an item was there, after which it is tried alone.
+# The number of deaths of processes with an item after which it is tried alone.
 SUSPECTED: Final = 2
 
 
 class Suspects(Generic[T]):
-    """The deaths of each item's processes so far. Pure.
+    """The deaths of each item's processes so far.
 
-    A process that works at many items at once does not report which of them ends it. So all that it had are suspected
-    at its second death, and each is tried alone; a further death while a process has one alone is that item's own.
-    Where a process reports which one it was at, its third death is enough.
+    A process that handles many items at once does not report which of them causes its death. So all items with two
+    deaths are suspected, and each is tried alone; a further death of a process that has only one item is due to that
+    item. If the process reports which item it handled, its third death is enough.
     """
 
     def __init__(self) -> None:
@@ -143,21 +143,21 @@ class Suspects(Generic[T]):
         return frozenset(self._set_aside)
 
     def died_of(self, items: Mapping[str, T], reason: str) -> None:
-        """Note the death of a process that had these items, by their names."""
+        """Record the death of a process that had these items, by their names."""
         for name, item in items.items():
             if name not in self._set_aside:
                 self._deaths.setdefault(name, []).append(reason)
                 self._items[name] = item
 
     def due(self) -> dict[str, T]:
-        """Return the items that are to be tried alone, by their names."""
+        """Return the items that should be tried alone, by their names."""
         return {name: self._items[name] for name, deaths in self._deaths.items() if len(deaths) >= SUSPECTED}
 
     def died_of_one(self, name: str, item: T, reason: str) -> list[str]:
-        """Note the death of a process that is known to have been caused by one item.
+        """Record the death of a process that is known to be caused by one item.
 
         Returns:
-            How all its processes died, if the item is quarantined now; else an empty result.
+            The reasons of all deaths with the item if it is quarantined now, else an empty list.
         """
         if name in self._set_aside:
             return []
@@ -167,11 +167,11 @@ class Suspects(Generic[T]):
         return []
 
     def lived(self, name: str) -> None:
-        """Forget the deaths at which an item was there: a process had it alone, and lives."""
+        """Forget the deaths with an item: a process had only this item, and lives."""
         self._forget(name)
 
     def killed(self, name: str, reason: str) -> list[str]:
-        """Set an item aside, of which a process died that had it alone; return how all its processes died."""
+        """Quarantine an item that caused the death of a process; return the reasons of all deaths with it."""
         deaths = [*self._deaths.get(name, ()), reason]
         self._set_aside.add(name)
         self._forget(name)
@@ -182,24 +182,24 @@ class Suspects(Generic[T]):
         self._items.pop(name, None)
 
 
-# The failures in a job's error, root causes first: the process, the place, the line of code.
+# The failures in a job's error, root causes first, each with its process, place and line of code.
 
 
 _MOST_TEXT = 12
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
-# Folders of rlinf and of the interpreter: the user's own frame is more useful.
+# Folders of installed packages and of the interpreter: a frame of the user's code is more useful.
 _INSTALLED = re.compile(r"/(site-packages|lib/python3\.\d+)/")
 
 
 class Failure(NamedTuple):
-    """One thing that failed.
+    """One failure of a worker, the driver, or a process whose death the driver saw.
 
     Attributes:
-        error: what was raised.
-        consequence: whether it was caused by another failure.
+        error: the exception.
+        consequence: whether another failure caused it.
         group, rank: the worker, or None and None for the driver.
         method: the called method.
-        place: where it ran, in words, or None.
+        place: a description of where it ran, or None.
     """
 
     error: BaseException
@@ -211,7 +211,7 @@ class Failure(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`rollout:1`, the process whose death the driver saw, or `the driver`."""
+        """The name of the process: `rollout:1`, the process whose death the driver saw, or `the driver`."""
         if self.group is not None:
             return f"{self.group}:{self.rank}"
         return self.error.address if isinstance(self.error, WorkerDiedError) else "the driver"
@@ -224,14 +224,14 @@ def failures_of(error: BaseException) -> list[Failure]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first failure in one line, for the run's own record."""
+    """Return the first failure in one line, for the run's record."""
     return headline(failures_of(error)[0]).splitlines()[0]
 
 
 def _unlisted_deaths(failures: list[Failure]) -> list[Failure]:
-    """Return the deaths that caused workers' failures and are no failed calls, such as that of a channel's process.
+    """Return the deaths behind workers' failures that are no failures of calls, such as that of a channel's process.
 
-    Those workers' failures become consequences.
+    The failures of these workers become consequences.
     """
     known = {failure.name for failure in failures}
     deaths: dict[str, Failure] = {}
@@ -259,14 +259,14 @@ def _flat(error: BaseException) -> Iterator[Failure]:
 
 
 def headline(failure: Failure) -> str:
-    """Return what failed, as in `` `env:0` failed in `step`: ValueError: no camera ``."""
+    """Return a description of a failure, such as `` `env:0` failed in `step`: ValueError: no camera ``."""
     error = failure.error
-    text = error.message if isinstance(error, RLinfError) and error.message else str(error)
+    text = error.message if isinstance(error, RLinfError) and error.message else text_of(error)
     lines = text.splitlines()
     if len(lines) > _MOST_TEXT:
         text = "\n".join([*lines[:_MOST_TEXT], f"... {len(lines) - _MOST_TEXT} more lines"])
     if failure.group is None:
-        return text if isinstance(error, RLinfError) else f"the driver failed: {_named(error, text)}"
+        return text if text and isinstance(error, RLinfError) else f"the driver failed: {_named(error, text)}"
     called = "in its constructor" if failure.method == "__init__" else f"in `{failure.method}`"
     if isinstance(error, WorkerDiedError) and error.address == failure.name:
         return f"`{failure.name}` died {called}"
@@ -283,7 +283,7 @@ def _named(error: BaseException, text: str) -> str:
 
 
 def position(error: BaseException) -> str | None:
-    """Return `FILE:LINE in FUNCTION` of the raising frame, a user's frame where there is one."""
+    """Return `FILE:LINE in FUNCTION` of the raising frame, of user code if possible; None for an error of rlinf."""
     if isinstance(error, RLinfError):
         return None
     notes: Sequence[str] = getattr(error, "__notes__", ())

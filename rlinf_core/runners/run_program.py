@@ -1,6 +1,6 @@
 """The shared part of a recipe's program: the run's record, its cluster, and recovery after deaths.
 
-All workers are started again from the last checkpoint (`with_recovery`), or the dead alone (`Relaunching`).
+Either all workers are started again from the last checkpoint (`with_recovery`), or only the dead (`Relaunching`).
 """
 
 from __future__ import annotations
@@ -53,15 +53,14 @@ def run_job(
     """Run a job to its end, and record it in `folder`.
 
     If a worker dies, all are ended, and the run resumes from its last checkpoint with new ones, up to
-    `runner.max_restarts` times: `launch`, the recipe's own part, is called again. The job's configuration must have a
-    section `runner`.
+    `runner.max_restarts` times, by calling `launch` again. The job's configuration must have a section `runner`.
 
     Args:
         job: the job.
         folder: the run folder.
         listener: called with the events of the run.
-        launch: the recipe's own part.
-        components: the components that it launches, whose devices are claimed first; by default all that are placed.
+        launch: the recipe's own part, which launches the workers and returns their loop.
+        components: the components that it launches, whose devices are claimed first; by default all placed ones.
 
     Raises:
         WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
@@ -76,11 +75,11 @@ def run_job(
 
 
 def runner_program(runner: Callable[..., Runner], workers: Mapping[str, type[Worker]]) -> Program:
-    """Return the program of a recipe that places each component, launches its workers, and runs a loop over them.
+    """Return a recipe's program that places each component, launches its workers, and runs a loop over them.
 
     Args:
-        runner: called with the configuration, the groups by component and the record; a subclass of `Runner`.
-        workers: the class of each component's workers. Its constructor, if it has one, takes the configuration. A
+        runner: a subclass of `Runner`, called with the configuration, the groups by component, and the record.
+        workers: the class of each component's workers. Its constructor, if defined, takes the configuration. A
             component that the file does not place has no group.
     """
 
@@ -106,7 +105,7 @@ def _attempt(config: Any, record: RunRecord, launch: Launch, components: Sequenc
     record.emit(events.Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         record.watch(cluster, _components(config))
-        # All of the job's at once, before anything starts.
+        # Claim all devices of the job at once, before anything starts.
         claim_components(cluster, config, components)
         try:
             runner = launch(config, cluster, record)
@@ -116,9 +115,9 @@ def _attempt(config: Any, record: RunRecord, launch: Launch, components: Sequenc
             claiming.leave_for_next(cluster)
             raise
         except Exception as error:
-            # Workers fail or die with a process that they depend on, and may be heard of first.
+            # Workers fail or die with a process that they depend on, and their failure may be noticed first.
             watcher = fallen_watcher()
-            # Before the processes end that show why.
+            # Keep evidence before the processes end.
             record.keep_evidence(watcher or error)
             if _restart_follows(record, watcher or error):
                 claiming.leave_for_next(cluster)
@@ -134,13 +133,13 @@ def _restart_follows(record: RunRecord, error: Exception) -> bool:
 
 
 def claim_components(cluster: Cluster, config: Any, components: Sequence[str] | None = None) -> None:
-    """Claim the devices of these components of a job, as far as they are placed; by default of all.
+    """Claim the devices of the placed ones of these components of a job; by default of all placed components.
 
     Raises:
-        DeviceHeldError: another job holds one, and `RLINF_CLAIMS` says not to wait.
+        DeviceHeldError: another job holds a device, and `RLINF_CLAIMS` says not to wait.
         PlacementError: the cluster cannot hold the processes as asked.
     """
-    # The topology alone: the recipe's own placement warns of what is wrong with it.
+    # With the topology instead of the cluster, it does not repeat the warnings of the recipe's placement.
     placement = ComponentPlacement(config, cluster.topology)
     placed = list(placement.components)
     names = placed if components is None else [name for name in components if name in placed]
@@ -148,31 +147,30 @@ def claim_components(cluster: Cluster, config: Any, components: Sequence[str] | 
 
 
 def _components(config: Any) -> dict[str, str]:
-    """Return the placed components by group name: `group_name` of their section, if set."""
+    """Return the placed components by group name, which is `group_name` of their section, if set."""
     placed: list[str] = list(config.cluster.component_placement)
     return {getattr(getattr(config, name, None), "group_name", name): name for name in placed}
 
 
 def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLimit) -> T:
-    """Return the result of `attempt`. It is called again after a worker's death, once the record was rewound, and when
-    nodes have joined again that elastic components do without, which is no restart that counts.
+    """Return the result of `attempt`. It is called again, with the record rewound, after a worker's death, and when
+    lost nodes have joined again, which does not count as a restart.
 
-    An exception raised by a worker is not a death: it would recur. A Ray of its own that does not start is one, but for
-    the first attempt.
+    An exception raised by a worker is not a death: it would recur. An embedded Ray that does not start counts as a
+    death, except in the first attempt.
 
     Args:
-        attempt: launches all workers and runs to the end, from `record.step` on. It must end its workers before
-            raising.
+        attempt: launches all workers and runs from `record.step` to the end. It must end its workers before raising.
         record: the record of the run.
-        limit: how often it is called again.
+        limit: the limit of restarts.
 
     Raises:
-        WorkerGroupError: as raised, or the death of a worker after the last restart.
-        WorkerDiedError: the same, of a process that workers depend on.
-        RayStartError: as raised by the first attempt, or by the last one.
+        WorkerGroupError: a worker failed, or died beyond the limit.
+        WorkerDiedError: a process that workers depend on died beyond the limit.
+        RayStartError: Ray did not start in the first attempt, or beyond the limit.
     """
     record.restarts = Restarts(limit)
-    # The component whose death the last restart followed.
+    # The component whose death caused the last restart.
     died: str | None = None
     while True:
         try:
@@ -180,7 +178,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, limit: RestartLim
         except NodesReturned:
             record.go_back()
         except (WorkerGroupError, WorkerDiedError, RayStartError) as error:
-            # A new Ray that does not start in time, as on a busy machine, counts as one more death of the same.
+            # A new Ray that does not start in time, for example on a busy machine, counts as another such death.
             cause = error if isinstance(error, RayStartError) else death(error)
             died = record.component_of(cause.address) if isinstance(cause, WorkerDiedError) else died
             evidence = record.keep_evidence(error)
@@ -198,11 +196,11 @@ Dead: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 class Relaunching(ABC):
-    """The relaunch of dead workers of a running loop, whose attempts it repeats.
+    """The relaunch of only the dead workers of a running loop, and the repetition of the failed attempt.
 
     Args:
-        groups: the worker groups whose dead may be started again alone, by component.
-        record: the record of the run; its limit of restarts counts relaunches too.
+        groups: the worker groups whose dead workers may be started again alone, by component.
+        record: the record of the run; its limit of restarts also counts relaunches.
     """
 
     def __init__(self, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord) -> None:
@@ -211,22 +209,21 @@ class Relaunching(ABC):
 
     @abstractmethod
     def may_relaunch(self, dead: Dead) -> bool:
-        """Return whether these may be started again alone; else the failure is raised, and the run restarts."""
+        """Return whether these workers may be started again alone; else the failure is raised, and the run restarts."""
 
     @abstractmethod
     def prepare(self, dead: Dead) -> str:
-        """Undo the attempt that failed, and prepare workers that were started again; return what is done again, in
-        words."""
+        """Undo the failed attempt, and prepare the relaunched workers; return a description of the repeated work."""
 
     def repeat(self, attempt: Callable[[], T]) -> T:
         """Call `attempt`, and call it again after each death of workers; return its result.
 
         Args:
-            attempt: what it has changed when it raises is undone by `prepare`.
+            attempt: a function whose changes `prepare` undoes after it has raised.
 
         Raises:
-            Exception: as `attempt`, once more deaths have happened than `runner.max_restarts` allows, or a worker
-                cannot be started again alone.
+            Exception: the error of `attempt`, if it is no death, there are more deaths than `runner.max_restarts`, or
+                a worker cannot be started again alone.
         """
         while True:
             try:
@@ -239,7 +236,7 @@ class Relaunching(ABC):
         """Relaunch the workers whose deaths an error reports; return False if they cannot be relaunched, or not
         again."""
         dead = self._dead(error)
-        # What all depend on may have ended them.
+        # The death of a process on which all depend may have ended them.
         if not dead or not self.may_relaunch(dead) or fallen_watcher() is not None:
             return False
         cause, record, began = death(error), self._record, time.monotonic()
@@ -247,7 +244,7 @@ class Relaunching(ABC):
         if cause is None or restart is None:
             return False
         with ThreadPoolExecutor(1, "rlinf-evidence") as background:
-            # While the new processes import their packages.
+            # Evidence is collected while the new processes import their packages.
             evidence = background.submit(record.keep_evidence, error)
             try:
                 for component, ranks in dead.items():
@@ -265,7 +262,7 @@ class Relaunching(ABC):
         return True
 
     def _dead(self, error: BaseException) -> Dead | None:
-        """Return who died, by component; None if somebody did who is no worker of these groups, or has no place now."""
+        """Return the dead ranks by component; None if a dead process is no worker of these groups, or lost its node."""
         names = {group.worker_group_name: component for component, group in self._groups.items()}
         dead: dict[str, list[int]] = {}
         for address, cause in all_deaths(error).items():

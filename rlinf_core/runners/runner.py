@@ -1,12 +1,13 @@
 """The base of training loops: steps and phases, evaluations, checkpoints, and the record of the run.
 
-A loop of your own is a subclass with a `train_step`: docs/extend.md builds one.
+A custom loop is a subclass with a `train_step`: docs/extend.md builds one.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from rlinf_core.config.sections.runner import ProfilerConfig
-from rlinf_core.errors import CheckpointError, ConfigError
+from rlinf_core.errors import CheckpointError, ConfigError, RuntimeFailure
 from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFates
-from rlinf_core.runners.metrics import EVALUATION_TIME
+from rlinf_core.runners.metrics import EVALUATION_TIME, numbers_of
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.recovery import NodesReturned, SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
@@ -40,22 +41,23 @@ class Runner(ABC):
     Args:
         cfg: the configuration of the job.
         groups: the worker groups, by component.
-        record: the run's record; training begins after its step. Without one the runner makes a run folder with its own
+        record: the run's record; training begins after its step. Without it the runner makes a run folder with its own
             record, and closes it when the run has finished or failed.
 
     Attributes:
         cfg: the configuration of the job.
-        config: its section `runner`.
-        weight_version: number of weight updates, one in each training step.
+        config: the section `runner` of the configuration.
+        weight_version: the number of weight updates, one in each training step.
     """
 
     def __init__(self, cfg: RunConfig, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
+        self._own_record = StandaloneRecord.create(cfg) if record is None else None
         self.cfg: Any = cfg
         self.config = cfg.runner
         self.groups = dict(groups)
-        self._own_record = StandaloneRecord.create(cfg) if record is None else None
         self.record: RunRecord = record or cast("RunRecord", self._own_record)
         self.weight_version = 0
+        self._initialized = False
         self._times: dict[str, float] = {}
         self._snapshots = SnapshotSchedule(None)
         self._steps = StepClock()
@@ -64,13 +66,13 @@ class Runner(ABC):
 
     @abstractmethod
     def train_step(self, step: int) -> dict[str, float]:
-        """Run one training step, and return its metrics by full name. Times of phases are added."""
+        """Run one training step, and return its metrics by full name; the caller adds the times of phases."""
 
     def start_workers(self) -> None:  # noqa: B027 - workers may be ready after launch
         """Prepare the workers: create environments and models."""
 
     def evaluate_policy(self, step: int) -> dict[str, float] | None:
-        """Evaluate the policy after a step, and return metrics under `eval/`; None if the loop has no evaluations."""
+        """Evaluate the policy after a step, and return metrics under `eval/`; None if the loop does not evaluate."""
         return None
 
     @abstractmethod
@@ -82,17 +84,17 @@ class Runner(ABC):
         """Restore the state from `write_checkpoint`."""
 
     def items_in_flight(self) -> ItemFates:
-        """Return the items that were buffered or in flight at the last `write_checkpoint`, by what became of each."""
+        """Return the items that were buffered or in flight at the last `write_checkpoint`, by their fates."""
         return {}
 
     def items_resumed(self, in_flight: ItemFates) -> ItemFates:
-        """Return what became of the items in flight at the checkpoint that `read_checkpoint` has read; `in_flight` is
-        what its manifest says."""
+        """Return the actual fates of the items in flight at the checkpoint that `read_checkpoint` has read, given the
+        fates in its manifest."""
         return in_flight
 
     @property
     def keeps_state(self) -> bool:
-        """Whether training can be resumed from what `write_checkpoint` writes."""
+        """Whether training can be resumed from the files of `write_checkpoint`."""
         return True
 
     def finish(self) -> None:  # noqa: B027 - the last checkpoint may suffice
@@ -102,7 +104,7 @@ class Runner(ABC):
 
     @property
     def world_sizes(self) -> dict[str, int]:
-        """Number of processes of each component."""
+        """The number of processes of each component."""
         return {name: group.world_size for name, group in self.groups.items()}
 
     @property
@@ -126,10 +128,18 @@ class Runner(ABC):
                 fates = self.items_resumed(source.manifest.in_flight)
                 if fates:
                     self.record.emit(events.ItemsResumed(source.step, fates))
+        self._initialized = True
 
     def run(self) -> None:
-        """Train to the end, or evaluate once with `only_eval`."""
+        """Train to the end, or evaluate once with `only_eval`.
+
+        Raises:
+            RuntimeFailure: `init_workers` was not called, and has workers to prepare or a checkpoint to load.
+        """
         with self._closing_after_failure(), HangWatch(self.config.on_hang, self.groups, self.record, self._steps):
+            prepares = type(self).start_workers is not Runner.start_workers or self.record.source is not None
+            if prepares and not self._initialized:
+                raise RuntimeFailure("the workers are not prepared", help="call `init_workers()` before `run()`")
             self._run()
         self._close_record()
 
@@ -157,7 +167,7 @@ class Runner(ABC):
                 elif self._snapshots.due:
                     self._save_snapshot(step)
             except (KeyboardInterrupt, SystemExit):
-                # Until the next step's training, the actor is in this step's state.
+                # Until the training of the next step, the actor has the state after this step.
                 if self.config.save_on_interrupt and record.has_unsaved(step):
                     self.save_checkpoint(step)
                 raise
@@ -175,10 +185,10 @@ class Runner(ABC):
         """Train one step, by default the next one, and record its metrics and times."""
         step = self.next_step if step is None else step
         began = time.perf_counter()
-        metrics = self.train_step(step)
+        metrics = numbers_of(self.train_step(step), f"{type(self).__name__}.train_step")
         self.weight_version += 1
         self._times["time/step"] = time.perf_counter() - began
-        # Includes weights sent by an evaluation since the last step.
+        # The times include those of weights sent for an evaluation since the last step.
         times, self._times = self._times, {}
         self.record.step_finished(step, {**metrics, **times})
 
@@ -189,10 +199,11 @@ class Runner(ABC):
         with self._steps.evaluation():
             metrics = self.evaluate_policy(step)
         if metrics is not None:
-            self.record.evaluated(step, {**metrics, EVALUATION_TIME: time.perf_counter() - began})
+            numbers = numbers_of(metrics, f"{type(self).__name__}.evaluate_policy")
+            self.record.evaluated(step, {**numbers, EVALUATION_TIME: time.perf_counter() - began})
 
     def save_checkpoint(self, step: int | None = None, *, snapshot: bool = False) -> None:
-        """Save everything needed to train on after `step`, by default the last one; a `snapshot` until the next is."""
+        """Save the state after `step`, by default the last step; a `snapshot` lasts only until the next checkpoint."""
         step = self.record.step if step is None else step
         with self._snapshots.saving():
             self.record.save(
@@ -212,10 +223,10 @@ class Runner(ABC):
             LOGGER.warning("no snapshots are saved from now on: %s", str(error).replace("\n", " "))
 
     def _take_nodes_back(self, step: int) -> None:
-        """Have all processes start again, from the state after this step, on the nodes that have joined again too.
+        """Save the state after this step if needed, and leave the attempt, so that the next one uses returned nodes.
 
         Raises:
-            NodesReturned: where that state is saved.
+            NodesReturned: the state is saved.
         """
         if self.config.save_interval == NEVER or not self.keeps_state:
             return
@@ -239,12 +250,12 @@ class Runner(ABC):
                 self._times[f"time/{tag}"] = seconds
 
     def shutdown(self) -> None:
-        """End the workers, as does leaving the cluster.
+        """End the workers, as leaving the cluster does; while an exception is handled, it is recorded as the run's end.
 
         Raises:
-            WorkerGroupError: a call whose result was never read had failed; all groups have ended anyway.
+            WorkerGroupError: a call whose result was never read had failed; all groups are ended nevertheless.
         """
-        self._close_record()
+        self._close_record(sys.exception())
         with ExitStack() as ends:
             for group in self.groups.values():
                 ends.callback(group.shutdown)
@@ -273,11 +284,11 @@ def mean_over_ranks(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 class RolloutRunner(Runner):
-    """A loop that syncs the actor's weights to rollout workers, which may run ahead of the training steps."""
+    """A loop that syncs the actor's weights to rollout workers; their rollouts may run ahead of the training steps."""
 
     def __init__(self, cfg: RunConfig, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
         super().__init__(cfg, groups, record)
-        # The weight version of the rollout after all calls issued so far.
+        # The weight version of the rollout workers after all syncs issued so far.
         self._synced: int | None = None
         self._syncing: tuple[WorkerGroupHandle[Any], ...] = ()
 
@@ -307,17 +318,17 @@ class RolloutRunner(Runner):
         self._syncing = ()
 
     def steps_ahead(self, step: int) -> range:
-        """Return the steps whose rollouts may run before `step` is trained: itself, and `max_staleness` more."""
+        """Return the steps whose rollouts may run before `step` is trained: `step`, and `max_staleness` more."""
         newest = step + self.config.staleness
         return range(step, 1 + (newest if self.last_step is None else min(newest, self.last_step)))
 
 
 class ProfiledSteps:
-    """The profiles of a run.
+    """The profiled steps of a run.
 
     Args:
         config: `runner.profiler`, or None.
-        folder: where they are written.
+        folder: the folder of the profiles, on the node of each worker.
         groups: the worker groups by component.
 
     Raises:
@@ -337,7 +348,7 @@ class ProfiledSteps:
                 )
 
     def begin(self, step: int) -> None:
-        """Start the profilers before the first of the steps, or of those that are left of them after a restart."""
+        """Start the profilers before the first of the profiled steps, or after a restart before the next of them."""
         config = self._config
         if config is not None and not self._running and config.first_step <= step <= config.last_step:
             self._running = True
@@ -345,7 +356,7 @@ class ProfiledSteps:
             wait_together(*(group.start_profile(kind, folder, name) for name, group in self._groups.items()))
 
     def end(self, step: int, *, last: bool) -> None:
-        """Write the profiles after the last of the steps, or of the run."""
+        """Write the profiles after the last of the profiled steps, or the last step of the run."""
         if self._config is not None and self._running and (last or step >= self._config.last_step):
             self._running = False
             wait_together(*(group.stop_profile() for group in self._groups.values()))

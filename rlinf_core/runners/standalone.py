@@ -11,6 +11,7 @@ from typing import Any, Final, Self, cast
 
 from rlinf_core.config.composing.origins import default_origins, plain_data, yaml_of
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask_urls, url_secrets
+from rlinf_core.config.sections.runner import RunSettings
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.job.find_recipe import recipe_of
@@ -22,7 +23,7 @@ from rlinf_core.runners.record import RunConfig, RunRecord, facts_of
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 
-# Seconds between progress lines, and between writes of the step to the folder.
+# Seconds between progress lines, which are also those between writes of the step to the folder.
 _EVERY: Final = 5.0
 
 
@@ -38,19 +39,23 @@ class StandaloneRecord(RunRecord):
     def create(cls, config: RunConfig) -> Self:
         """Return the record of a new run.
 
-        In the folder's `config.yaml`, values under secret-looking keys and those of secret environment variables are
+        In the folder's `config.yaml`, the values of keys and environment variables with secret-looking names are
         masked.
 
         Raises:
             CheckpointError: there is no complete checkpoint at `runner.resume_dir`, or it does not match.
             RunError: the folder cannot be written, or the run to resume is still active.
-            ConfigError: a metrics service needs a package that is not installed.
+            ConfigError: `config` is not that of a job, or a metrics service needs a package that is not installed.
         """
+        if not isinstance(getattr(config, "runner", None), RunSettings):
+            message = f"a `{type(config).__name__}` is not the configuration of a job"
+            raise ConfigError(message, help="load the file by `load_job`, and pass its `config`")
         save_path = getattr(getattr(config, "actor", None), "checkpoint_save_path", None)
         recipe = _recipe(config)
         plain = _masked(plain_data(config))
         text = yaml_of(default_origins(plain))
-        folder = RunFolder.create(config.runner, config.recipe, save_path, facts_of(recipe, config), text)
+        name = config.recipe if recipe is None else recipe.name
+        folder = RunFolder.create(config.runner, name, save_path, facts_of(recipe, config), text)
         reporter = _Reporter(folder)
         try:
             digest = folder.write_config_text(text)
@@ -125,7 +130,7 @@ def _headlines(metrics: Mapping[str, float], prefix: str) -> str:
 
 
 def _masked(data: Any) -> Any:
-    """Return plain data with values under secret keys, and of secret environment variables, masked."""
+    """Return plain data with the values of secret keys and secret environment variables masked."""
     remember((*environment_secrets(), *_texts(data, secretly=False)))
 
     def masked(value: Any, *, secretly: bool) -> Any:
@@ -142,7 +147,7 @@ def _masked(data: Any) -> Any:
 
 
 def _texts(value: Any, *, secretly: bool) -> Iterator[str]:
-    """Yield the texts below secret keys of plain data, and passwords of URLs in others."""
+    """Yield the texts below secret keys of plain data, and the passwords of URLs in other texts."""
     if isinstance(value, dict):
         for key, item in cast("dict[str, Any]", value).items():
             yield from _texts(item, secretly=secretly or is_secret(key, item))

@@ -1,4 +1,4 @@
-"""The time that steps take, how long one is waited for, and what ends a standstill."""
+"""The durations of steps, and the watch that detects and ends a standstill."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlinf_core.supervision.verdicts import JobSource, Standing, held_up
 from rlinf_core.waiting import spell_seconds
 from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 
-# A step that takes so many times the usual one may never end; the usual one is the median of so many.
+# A step that takes `SLOW` times the usual duration, the median of the last `STEPS` steps, may never end.
 SLOW: Final = 5.0
 STEPS: Final = 20
-# Seconds without a step after which processes that cannot go on are named, and after which others are.
+# Seconds without a step after which processes that certainly cannot continue are named, and after which others are.
 FIRST_LOOK: Final = 2.0
 SURE_AFTER: Final = 5.0
-# Words of the warnings about a run that finishes no steps.
+# A part of the warnings about a run that finishes no steps.
 NO_STEP: Final = "no step has finished"
-# The first words of the cause of a death that ends a standstill.
+# The start of the cause of a death that ends a standstill.
 GIVEN_UP: Final = "`runner.on_hang:"
 
 
 class StepClock:
-    """The time since the last step of a run, or since an evaluation began, against what these take.
+    """The time since the last step of a run, or since an evaluation began, compared with the usual duration.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +47,7 @@ class StepClock:
         self._evaluates = False
 
     def finished(self) -> None:
-        """Note that a step has finished, with all that follows it but evaluations."""
+        """Record that a step has finished, with all work after it except evaluations."""
         now = self._clock()
         if self._last is not None:
             self._steps.append(now - self._last)
@@ -55,7 +55,7 @@ class StepClock:
 
     @contextmanager
     def evaluation(self) -> Generator[None, None, None]:
-        """Time an evaluation by itself: it may take much longer than a step, and is no part of one."""
+        """Time an evaluation separately: it may take much longer than a step, and is not part of one."""
         before, began = self._last, self._clock()
         self._last, self._evaluates = began, True
         try:
@@ -66,27 +66,27 @@ class StepClock:
             self._last = None if before is None else before + self._clock() - began
 
     def start_again(self) -> None:
-        """Note that the step begins again, so that its duration is not compared with others."""
+        """Record that the step begins again, so that the time before does not count."""
         self._last = self._clock()
 
     @property
     def usual(self) -> float | None:
-        """The seconds that a step takes, or an evaluation while one runs; None while that is not known."""
+        """The usual seconds of a step, or of an evaluation while one runs; None while unknown."""
         durations = self._evaluations if self._evaluates else self._steps
         return median(durations) if durations else None
 
     @property
     def of_what(self) -> str:
-        """The word for those whose duration `usual` is."""
+        """The word for the steps or evaluations whose duration is `usual`, as it follows `the last`."""
         return "evaluations" if self._evaluates else "ones"
 
     @property
     def last(self) -> float | None:
-        """When the last step finished, or the evaluation began."""
+        """The time when the last step finished, or the running evaluation began; None before."""
         return self._last
 
     def quiet(self) -> float:
-        """Return the seconds since `last`, or 0 while these are no more than it may take."""
+        """Return the seconds since `last`, or 0 while that is less than `SLOW` times the usual duration."""
         usual = self.usual
         if self._last is None or usual is None:
             return 0.0
@@ -95,20 +95,20 @@ class StepClock:
 
 
 class Stopwatch:
-    """The begin of something and the time since, however the machine's clock is set meanwhile."""
+    """A start time and the time since, which does not depend on changes of the machine's clock."""
 
     def __init__(self) -> None:
         self._began, self._ticks = time.time(), time.monotonic()
 
     def times(self) -> dict[str, float]:
-        """Return `began`, in seconds since 1970, and `seconds`, the time since."""
+        """Return `began`, in seconds since 1970, and `seconds`, the time since then."""
         return {"began": self._began, "seconds": time.monotonic() - self._ticks}
 
 
 LOGGER = logging.getLogger("rlinf")
-# Seconds without a step after which the holder is ended.
+# Seconds without a step after which the process that holds up the run is ended.
 _END_AFTER: Final = 10.0
-# Seconds between two looks, or 5 % of the time since the last step.
+# Seconds between two checks, or 5 % of the time since the last step if that is longer.
 _LOOK_EVERY: Final = 1.0
 _SHARE: Final = 0.05
 
@@ -116,14 +116,14 @@ OnHang: TypeAlias = Literal["restart", "fail", "wait"]
 
 
 class HangWatch:
-    """A thread of the driver that looks for who holds up a run whose steps take much longer than before.
+    """A thread of the driver that finds the processes that hold up a run whose step takes much longer than usual.
 
-    It names a worker that cannot continue, as a zombie, after 2 s without a step, and any other one after 5 s, where
-    nothing moves. It says so again whenever the time has doubled, and ends one after 10 s at least.
+    It logs a worker that cannot continue, such as a zombie, after 2 s without a step, and any other worker after 5 s if
+    nothing moves. It logs again whenever the time has doubled, and ends a worker after at least 10 s.
 
     Args:
-        on_hang: what becomes of the worker: `restart` ends it, as a death would; `fail` ends it and the run; `wait`
-            names it only.
+        on_hang: the reaction: `restart` ends the worker, so that the run restarts; `fail` ends it and the run; `wait`
+            only logs it.
         groups: the worker groups by component.
         record: the record of the run.
         clock: the clock of its steps.
@@ -142,7 +142,7 @@ class HangWatch:
         self._clock = clock
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rlinf-hang-watch", daemon=True)
-        # The last step when somebody was named, and the seconds without one after which it is said again.
+        # `StepClock.last` at the last warning, and the seconds without a step after which the warning is repeated.
         self._named: tuple[float | None, float] = (None, 0.0)
 
     def __enter__(self) -> Self:
@@ -150,7 +150,7 @@ class HangWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A look that is under way ends by itself, and does nothing any more.
+        # A running check ends by itself, without effect.
         self._ended.set()
 
     def _run(self) -> None:
@@ -161,10 +161,10 @@ class HangWatch:
                 try:
                     self.look(client, quiet)
                 except (RLinfError, OSError):
-                    continue  # the manager or a process has ended, which others report
+                    continue  # the manager or a process has ended, which is reported elsewhere
 
     def look(self, job: JobSource, quiet: float) -> None:
-        """Name who holds up the run, `quiet` seconds after its last step, and end it where that is due."""
+        """Log the processes that hold up the run `quiet` seconds after its last step, and end the first if due."""
         last = self._clock.last
         standing = held_up(job, certain_only=quiet < SURE_AFTER)
         if not standing or any(one.is_debugged for one in standing) or self._clock.last != last or self._ended.is_set():

@@ -7,9 +7,10 @@ one machine; between machines they differ by clock skew.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
     from rlinf_core.worker.group.handle import WorkerGroupHandle
     from rlinf_core.worker.group.worker_group import WorkerGroup
 
+LOGGER = logging.getLogger("rlinf")
 DRIVER: Final = "driver"
 # About 300 MB, the limit of viewers.
 MOST_EVENTS: Final = 2_000_000
 _LAST_WORDS_SECONDS: Final = 5.0
-# After these the workers are new or gone, so the end of the previous phase is unknown.
+# At these events the workers are new or gone, so the end of the previous phase is unknown.
 _NO_END_OF_A_PHASE: Final = (events.RunStarted, events.RunFinished)
 
 
@@ -49,6 +51,7 @@ class TraceWriter:
         self.path = path
         self.dropped = 0
         self._left = most
+        self._failed = False
         self._numbers: dict[str, int] = {}
         self._task_keys: dict[tuple[str, int], int] = {}
         self._transfers = 0
@@ -72,7 +75,7 @@ class TraceWriter:
     def collect(self, groups: Iterable[WorkerGroup[Any]], *, last: bool = False) -> None:
         """Collect the spans of the groups' processes; busy or dead ones are asked again the next time.
 
-        With `last` it waits up to five seconds for each.
+        With `last` it waits up to five seconds for each group.
         """
         self.add(DRIVER, tracing.take())
         for group in groups:
@@ -84,14 +87,14 @@ class TraceWriter:
                     self._pending[name] = group.take_spans()
             if last and name in self._pending:
                 self._answer(name, self._pending.pop(name))
-        self._file.flush()
+        self._try(self._file.flush)
 
     def forget(self) -> None:
-        """Forget the asked groups, which are gone: their missing answers are lost."""
+        """Forget the pending answers of groups that are gone."""
         self._pending.clear()
 
     def add(self, process: str, recorded: Taken) -> None:
-        """Write the spans of one process, named as in `actor:0`."""
+        """Write the spans of one process, named for example `actor:0`."""
         self.dropped += recorded.dropped
         for span in recorded.spans:
             for event in self._events(process, span):
@@ -116,9 +119,9 @@ class TraceWriter:
             return
         self.add(DRIVER, tracing.take())
         end = {"name": "dropped", "ph": "M", "pid": 0, "args": {"events": self.dropped}}
-        # The last one has no trailing comma.
-        self._file.write(json.dumps(end) + "\n]\n")
-        self._file.close()
+        # The last event has no trailing comma.
+        self._try(lambda: self._file.write(json.dumps(end) + "\n]\n"))
+        self._try(self._file.close)
 
     def _answer(self, group: str, handle: WorkerGroupHandle[Taken]) -> None:
         try:
@@ -129,7 +132,7 @@ class TraceWriter:
             self.add(f"{group}:{rank}", spans)
 
     def _events(self, process: str, span: TraceSpan) -> Iterator[Mapping[str, Any]]:
-        """Return a span as trace events, preceded by the name of a new process or thread."""
+        """Yield a span as trace events, preceded by the name of a new process or thread."""
         number = self._numbers.get(process)
         if number is None:
             number = self._numbers[process] = len(self._numbers)
@@ -138,7 +141,7 @@ class TraceWriter:
         start, microseconds = span.began * 1e6, span.seconds * 1e6
         event = {"name": span.name, "cat": span.kind, "pid": number}
         if span.kind == tracing.TRANSFER:
-            # These overlap, so they get separate rows.
+            # Transfers may overlap, so they are asynchronous events with separate rows.
             self._transfers += 1
             yield {**event, "ph": "b", "id": self._transfers, "tid": 0, "ts": start}
             yield {**event, "ph": "e", "id": self._transfers, "tid": 0, "ts": start + microseconds}
@@ -155,4 +158,14 @@ class TraceWriter:
             self.dropped += 1
             return
         self._left -= 1
-        self._file.write(json.dumps(event, separators=(",", ":")) + ",\n")
+        self._try(lambda: self._file.write(json.dumps(event, separators=(",", ":")) + ",\n"))
+
+    def _try(self, write: Callable[[], object]) -> None:
+        """Call `write`; if it fails, as on a full disk, end the trace with a warning: the run continues."""
+        try:
+            write()
+        except OSError as error:
+            self._left = 0
+            if not self._failed:
+                self._failed = True
+                LOGGER.warning("the trace is incomplete, %s: %s", self.path, write_fault(self.path, error))

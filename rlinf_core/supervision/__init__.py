@@ -1,1 +1,1 @@
-"""The supervision of a job: which processes live, who waits for whom, and why a run stands still."""
+"""The supervision of a job: its processes, their deaths, their waits for each other, and deadlocks."""

@@ -1,4 +1,4 @@
-"""A process's connection to the manager of its job."""
+"""The connection of a process to the manager of its job."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from rlinf_core.supervision.waits import ChannelView, ProcessAnswer
 from rlinf_core.waiting import FIRST_WORD_AFTER, OperationKind
 
 _log = logging.getLogger("rlinf.job")
-# For an answer of the manager, which asks all processes for at most 0.7 s.
+# The time limit for a reply of the manager, which asks all processes for at most 0.7 s.
 _SNAPSHOT_SECONDS = 3.0
-# Seconds until the parent of an ended process has collected how it ended, and between looks.
+# Seconds within which the parent of an ended process reaps it, and between two checks of that.
 _END_SECONDS, _END_PAUSE = 0.5, 0.02
 
 
@@ -53,11 +53,12 @@ class ManagerClient(Resolver):
     """The connection of a process to its manager: lookups of peers, news of deaths, and reports of waits.
 
     Attributes:
-        me: the address of this process: of its worker, or a name without ranks, as `driver`.
+        me: the address of this process: of its worker, or a name without ranks, such as `driver`.
         in_flight: returns the workers with unanswered calls of this process.
         channels: returns the channels hosted by this process.
-        wait_reports: describes waits of this process, and reports those that last.
-        on_cancel: called with the calls cancelled by their callers, or None for all.
+        deaths: the deaths reported to this process.
+        wait_reports: describes the waits of this process, and reports long ones.
+        on_cancel: called with the calls cancelled by their callers, or None for all calls.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class ManagerClient(Resolver):
         """
         Args:
             info: the endpoint of the job's manager.
-            ip: the address at which other nodes reach it.
-            has_main: whether it runs code outside of methods, as a driver does.
-            fallback: pickles what plain pickle cannot.
+            ip: the address at which other nodes reach this process.
+            has_main: whether this process runs code outside of methods, as a driver does.
+            fallback: pickles objects that plain pickle cannot.
             settings: the settings of its endpoint; by default from the environment.
         """
         self.me = me
@@ -87,7 +88,7 @@ class ManagerClient(Resolver):
         self.channels: Callable[[], Mapping[str, ChannelView]] = dict
         self.on_cancel: Callable[[tuple[str, ...] | None], object] = self._cancel_all
         self._name = me.get_name()
-        # By serial: requests without a reply, and what the manager says of those that wait for a peer.
+        # By serial: the requests without a reply, and the manager's notices about those that wait for a peer.
         self._requests: dict[int, Work[Any]] = {}
         self._notices: dict[int, NotYet] = {}
         self._warned: set[int] = set()
@@ -95,7 +96,7 @@ class ManagerClient(Resolver):
         self.deaths = DeathNews()
         self.wait_reports = WaitReports(me, self.operations, self._call, self._tell)
         self._closed = False
-        # Why the connection to the manager ended.
+        # The reason why the connection to the manager ended.
         self._manager_lost: str | None = None
         self._ends = EndWatch()
         if has_main and info.place == own_place():
@@ -140,15 +141,16 @@ class ManagerClient(Resolver):
             self._call("exit_reason", cause, seconds=CAUSE_SECONDS)
 
     def will_end(self, name: str, incarnation: int, cause: str) -> None:
-        """Report why a worker is about to be ended by this process, which hears of its end before the manager may."""
+        """Report why this process is about to end a worker; it may learn of the end before the manager does."""
         self.deaths.end_here(name, incarnation, cause)
         with suppress(RuntimeFailure):
             self._call("exit_reason", cause, name, seconds=CAUSE_SECONDS)
 
-    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
+    def lookup(self, address: WorkerAddress, timeout: float, *, channel: bool = False) -> EndpointInfo:
+        """Return the endpoint of a worker, or of a channel's process, see `Resolver.lookup`."""
         name = address.get_name()
-        info: EndpointInfo = self._call("lookup", name, seconds=timeout, target=name)
-        # Of its predecessor, if any.
+        info: EndpointInfo = self._call("lookup", name, channel, seconds=max(0.0, timeout), target=name)
+        # Drop the news about its predecessor, if any.
         self.deaths.forget(name)
         return info
 
@@ -170,7 +172,7 @@ class ManagerClient(Resolver):
 
     def reopen_worker(self, address: str, timeout: float) -> int:
         """Register that a worker is about to be launched in place of one that has died; return its incarnation."""
-        # Not named as a wait for that worker: those end with the news of its death.
+        # Without `target`: waits for that worker fail with the news of its death.
         return self._call("reopen", address, seconds=timeout, kind=OperationKind.LAUNCH)
 
     def declare(self, groups: Iterable[str]) -> None:
@@ -182,39 +184,39 @@ class ManagerClient(Resolver):
         self._tell("close_group", name, incarnation)
 
     def cancel(self, calls: Mapping[str, tuple[str, ...]]) -> None:
-        """Cancel calls on workers, by Ray's ids: workers in such a call are woken."""
+        """Cancel calls on workers, by Ray's ids, and wake the workers that wait in them."""
         self._tell("cancel", calls)
 
     def dismiss(self, workers: Mapping[str, int]) -> None:
-        """Interrupt the waits of workers, by their incarnations, for the shutdown of their group."""
+        """Interrupt the waits of workers, given with their incarnations, for the shutdown of their group."""
         self._tell("dismiss", workers)
 
     def snapshot(self, *, stacks: bool = False, seconds: float = _SNAPSHOT_SECONDS) -> JobSnapshot:
-        """Return what the processes of the job do, with the stacks of their threads if wanted."""
+        """Return the current operations of the job's processes, with the stacks of their threads if wanted."""
         return self._call("snapshot", stacks, seconds=seconds)
 
     def read_stacks(self, helper: str, request: StackRequest) -> list[ProcessStacks]:
-        """Return the stacks of a process of the job, which another one of its machine reads."""
+        """Return the stacks of a process of the job, read by the process `helper` on the same machine."""
         return self._call("read_stacks", helper, request, seconds=SECONDS + _SNAPSHOT_SECONDS)
 
     def read_store(self, keys: Sequence[str], seconds: float, *, wait: bool) -> tuple[bytes | None, ...]:
-        """Return the value of each key in the store of this worker's group, or None where it has none.
+        """Return the value of each key in the store of this worker's group, or None for a missing key.
 
-        `wait`: whether to wait until all have arrived.
+        `wait`: whether to wait until all keys have values.
         """
         return self._call("read_store", tuple(keys), wait, seconds=seconds)
 
     def write_store(self, key: str, value: bytes | int | None, seconds: float) -> bytes | None:
-        """Store a value for this worker's group, add a number to the one that exists, or remove it at None.
+        """Store bytes in the store of this worker's group, add an int to the key's number, or remove the key (None).
 
         Returns: the new value, or the removed one.
         """
         return self._call("write_store", key, value, seconds=seconds)
 
     def stops_at(self, place: str | None, *, attached: bool = False) -> None:
-        """Report that this process waits at a breakpoint; at None that it continues.
+        """Report that this process waits at a breakpoint, or with None that it continues.
 
-        `attached`: whether somebody steps through it already.
+        `attached`: whether a debugger is attached already.
         """
         self._tell("stops_at", place, attached)
 
@@ -294,20 +296,20 @@ class ManagerClient(Resolver):
                 self._failures[serial] = error
 
     def cancelled(self, caller: Caller, calls: tuple[str, ...] | None) -> None:
-        """Give up calls whose caller has cancelled them; None for all, at the group's shutdown."""
+        """Cancel calls that their caller has cancelled; None, at the group's shutdown, means all calls."""
         self.on_cancel(calls)
 
     def not_yet(self, caller: Caller, serial: int, message: str, help: str | None) -> None:
-        """Note why a lookup of this process still waits."""
+        """Record why a lookup of this process still waits."""
         if serial in self._requests:
             self._notices[serial] = NotYet(message, help)
 
     def exit_reason(self, caller: Caller, log: str | None) -> str | None:
-        """Return the cause of death of a process of this node, from its log."""
+        """Return the cause of death of a process of this node, as found in its log."""
         return exit_reason(log)
 
     def answer_stacks(self, caller: Caller, request: StackRequest) -> object:
-        """Answer with the stacks of a process of this node, and of those that it started; takes up to 2 s."""
+        """Answer with the stacks of a process of this node and of those that it started; takes up to 2 s."""
 
         def answer() -> None:
             try:
@@ -323,14 +325,14 @@ class ManagerClient(Resolver):
         return LATER
 
     def at_breakpoint(self, caller: Caller, name: str, place: str) -> None:
-        """Say which process waits at which breakpoint, and the command that attaches to it."""
+        """Log which process waits at which breakpoint, and the command that attaches to it."""
         session = current_session() or self._session
         folder = os.path.dirname(session.log_folder) if session.log_folder is not None else None
         run = f"--job {session.job}" if folder is None else min(os.path.relpath(folder), folder, key=len)
         _log.warning("%s waits at a breakpoint, %s; `rlinf ps --attach %s %s` attaches to it", name, place, run, name)
 
     def _warn_of_names(self) -> None:
-        """Log once that a name may be misspelt: not at once, since groups start in parallel."""
+        """Log once that a name may be misspelt, after a delay, since groups start in parallel."""
         for serial, notice in list(self._notices.items()):
             work = self._requests.get(serial)
             if work is None or serial in self._warned or time.monotonic() - work.since < FIRST_WORD_AFTER:
@@ -340,7 +342,7 @@ class ManagerClient(Resolver):
                 _log.warning("%s: %s; waiting up to %.3g s", notice.message, notice.help, work.seconds)
 
     def lost_manager(self) -> WorkerDiedError | None:
-        """Return the death of the job's manager, as its driver sees it; None while it lives, and in other processes."""
+        """Return the death of the job's manager; None while it lives, and in processes other than its driver."""
         if self._manager_lost is None or self._closed or not self._ends.is_watched(MANAGER):
             return None
         deadline = time.monotonic() + _END_SECONDS
@@ -363,13 +365,13 @@ class ManagerClient(Resolver):
     # Deaths of peers
 
     def _explain(self, peer: str, reason: str) -> Exception:
-        """Return the error for a lost peer; waits for the manager's findings."""
+        """Return the error for a lost peer; waits briefly for the manager to report its death."""
         if peer == MANAGER or self._closed:
             return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}")
         if reason.startswith(NO_ANSWER):
-            # The manager has its own connection to that host, and may notice later.
+            # The manager has another connection to that host, and may notice the loss later.
             return WorkerDiedError(peer, node=self._node_of(peer), cause=reason, where=self._name)
-        # Its incarnation: there may be news of an earlier one.
+        # Only news of these incarnations counts: there may be news of an earlier one.
         endpoints = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == peer}
         died = self.deaths.wait(peer, endpoints=endpoints - {None})
         if died is not None:
@@ -377,7 +379,7 @@ class ManagerClient(Resolver):
         return WorkerDiedError(peer, node=self._node_of(peer), where=self._name)
 
     def _node_of(self, peer: str) -> str | None:
-        """Return where a worker runs or ran, in words, as far as the manager knows."""
+        """Return a description of the node of a worker, or None if the manager does not know it."""
         address = WorkerAddress.from_name(peer)
         try:
             life = self.group_life(str(address.get_parent_address()), CAUSE_SECONDS)
@@ -411,7 +413,7 @@ class ManagerClient(Resolver):
 
 
 def _own(folder: str | None) -> str | None:
-    """Return the folder if it belongs to this user on this machine."""
+    """Return the folder if this process can write in it, else None."""
     return folder if folder is not None and os.access(folder, os.W_OK) else None
 
 

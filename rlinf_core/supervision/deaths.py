@@ -1,4 +1,4 @@
-"""The deaths of workers: what a process has heard of them, their last words on their node, and what Ray reports."""
+"""The deaths of workers: the news of them in a process, their causes in logs and the kernel, and Ray's reports."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rlinf_core.supervision.rpc import Reply
 
 _NODE_LEFT = "its node left the cluster"
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
-# A forked process without a status.
+# Stands for the end of a forked process whose status is unknown.
 GONE: Final = "its process is gone"
-# Seconds that a failure may be delayed to learn why its peer died.
+# Seconds for which a failure may be delayed to learn why its peer died.
 CAUSE_SECONDS = 1.0
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 8
 _FRAMES = 6
 _FATAL = "Fatal Python error: "
-# Frames that call user code: outer frames belong to rlinf and the engine.
+# The file whose frames call user code: outer frames belong to rlinf and Ray.
 _OUTERMOST = "/rlinf_core/worker/process.py"
-# Lines of the engine, irrelevant for user code: Ray's markers, and its crash report.
+# Lines of Ray, irrelevant for user code: its markers, and its crash report.
 _ENGINE = re.compile(r"^(:|\[\d{4}-|\*\*\* SIG|PC: @|    @ )")
 
 
@@ -42,8 +42,8 @@ class Died:
 
     Attributes:
         endpoint: the incarnation of its endpoint.
-        node: where it ran, in words.
-        vanished: whether its host is gone or unreachable, so that Ray will report it late.
+        node: a description of the node where it ran.
+        vanished: whether its host is gone or unreachable, so that Ray will report the death late.
         end: how its process ended, or None if unknown.
     """
 
@@ -56,12 +56,12 @@ class Died:
     end: ProcessEnd | None = None
 
     def error(self, where: str | None = None) -> WorkerDiedError:
-        """Return the error of those who need the worker; `where` is the process that raises it."""
+        """Return the error for processes that need the worker; `where` is the process that raises it."""
         return WorkerDiedError(self.address, node=self.node, cause=self.cause, end=self.end, where=where)
 
 
 class DeathNews:
-    """The deaths that a process has heard of, or brought about itself. Any thread may ask."""
+    """The deaths that were reported to a process, or that it caused itself. Safe for threads."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, Died] = {}
@@ -70,27 +70,27 @@ class DeathNews:
         self._closed = False
 
     def add(self, died: Died) -> None:
-        """Note a death, and wake those who wait for it."""
+        """Record a death, and wake the threads that wait for it."""
         with self._changed:
             self._deaths[died.address] = died
             self._changed.notify_all()
 
     def forget(self, name: str) -> None:
-        """Drop the news of a worker, whose successor is launched."""
+        """Drop the news of a worker whose successor has been launched."""
         with self._changed:
             self._deaths.pop(name, None)
 
     def of(self, peer: str, incarnation: int = 0) -> Died | None:
-        """Return the death of a worker in this incarnation of its group or a later one; None while there is no news."""
+        """Return the death of a worker in this incarnation or a later one; None if there is no news of it."""
         died = self._deaths.get(peer)
         return died if died is not None and died.incarnation >= incarnation else None
 
     def wait(self, peer: str, incarnation: int = 0, endpoints: Collection[str | None] = ()) -> Died | None:
-        """Return how a worker died, as `of`; waits briefly for the manager's report.
+        """Return the death of a worker, as `of` does; waits briefly for the manager's report.
 
         Args:
-            incarnation: the incarnation of its group.
-            endpoints: the incarnations of its endpoint that count; none: all.
+            incarnation: the earliest incarnation of the worker that counts.
+            endpoints: the incarnations of its endpoint that count; empty for all.
         """
 
         def look() -> Died | None:
@@ -107,15 +107,15 @@ class DeathNews:
         return died.error() if died is not None and died.vanished else None
 
     def end_here(self, name: str, incarnation: int, cause: str) -> None:
-        """Note that this process ends a worker, and why."""
+        """Record that this process ends a worker, and why."""
         self._ended_here[name, incarnation] = cause
 
     def ended_here(self, name: str, incarnation: int) -> str | None:
-        """Return why this process has ended a worker; None where it has not."""
+        """Return why this process has ended a worker; None if it has not."""
         return self._ended_here.get((name, incarnation))
 
     def close(self) -> bool:
-        """Wake all who wait: no more news will come. Return False where that was done before."""
+        """Wake all waiting threads: no more news will come. Return False if closed before."""
         with self._changed:
             if self._closed:
                 return False
@@ -125,7 +125,7 @@ class DeathNews:
 
 
 def exit_reason(log: str | None) -> str | None:
-    """Return what a process on this node left in the file of its standard error, `log`, in words, or None."""
+    """Return the crash report or last lines of a process of this node, from `log`, its standard error; or None."""
     lines = tail(log, _TAIL_BYTES).splitlines() if log is not None else []
     crash = _crash(lines)
     if crash:
@@ -150,7 +150,7 @@ def _crash(lines: list[str]) -> str | None:
         return None
     rest = lines[starts[-1] :]
     fault = rest[0].removeprefix(_FATAL)
-    # Its thread, up to an empty line.
+    # The thread that crashed, up to an empty line.
     of_thread = takewhile(str.strip, dropwhile(lambda line: not line.startswith("Current thread"), rest))
     frames = [frame for thread in threads_of("\n".join(of_thread)) for frame in reversed(thread.frames)]
     inner = takewhile(lambda frame: not frame.filename.endswith(_OUTERMOST), frames)
@@ -163,7 +163,7 @@ def _block(title: str, lines: list[str]) -> str:
 
 
 class ProcessGone(Exception):  # noqa: N818 - a vehicle, as `RemoteFailure`: seen as `WorkerDiedError`
-    """The end of a forked process, in the words of its host."""
+    """The end of a forked process, as its host describes it."""
 
 
 def describe_death(
@@ -180,20 +180,20 @@ def describe_death(
     if reported_end is None:
         reason = _ray_says(text)
     else:
-        # Where the kernel's word is known, it says the same.
+        # If the kernel's report is known, it names the same end.
         reason = reported_end.words if end is None else None
     cause = "; ".join(part for part in (reason, known_cause) if part) or None
     return WorkerDiedError(address, node=node, cause=cause, end=end or reported_end)
 
 
 def took_its_node(error: WorkerDiedError) -> bool:
-    """Return whether a worker died with its node, or cannot be reached there any more."""
+    """Return whether a worker died with its node, or its node is unreachable."""
     cause = error.cause or ""
     return cause.startswith(NO_ANSWER) or _NODE_LEFT in cause
 
 
 def _end_in(text: str) -> ProcessEnd | None:
-    """Return the end that Ray, or the host of forked processes, reports; None if there is none, or it is a guess."""
+    """Return the end that Ray or the host of forked processes reports; None if there is none or it is uncertain."""
     code = _EXIT_CODE.search(text)
     if code is None or code[1] == "0" or text.startswith(GONE) or _ran_out_of_memory(text):
         return None
@@ -216,7 +216,7 @@ def _ray_says(text: str) -> str | None:
     return None
 
 
-# Seconds for another process on a dead one's node to report its cause of death.
+# Seconds within which the cause of a death must be found.
 _POSTMORTEM_SECONDS: Final = 0.5
 
 
@@ -228,11 +228,11 @@ class Peer:
     stream: PeerStream
     hello: Hello
     exit_reason: str | None = None
-    # Processes that it has looked up, and that have looked it up.
+    # The processes that it has looked up or that have looked it up.
     acquaintances: set[str] = field(default_factory=set[str])
 
     def died(self, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None) -> Died:
-        """Return its death."""
+        """Return the record of its death."""
         hello = self.hello
         return Died(self.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished, end)
 
@@ -243,12 +243,12 @@ class _Death(NamedTuple):
 
 
 class DeathCauses:
-    """The search for the causes of deaths: in what the kernel of this machine reports, and at the end of logs.
+    """The search for the causes of deaths, in the reports of this machine's kernel and at the end of logs.
 
     Args:
         place: the place of this process, whose kernel reports how processes there end.
-        read_log: has a process at the place of a dead one read the end of its log, and hands the reply on.
-        conclude: is called once for each death that is searched, whose cause may be None.
+        read_log: makes a process at the place of a dead one read the end of the log, and passes the reply on.
+        conclude: called once for each searched death; its cause may be None.
     """
 
     def __init__(
@@ -264,21 +264,21 @@ class DeathCauses:
 
     @property
     def searching(self) -> bool:
-        """Whether a death has no cause yet."""
+        """Whether any death is still being searched."""
         return bool(self._deaths)
 
     def watch(self, name: str, hello: Hello) -> None:
-        """Watch how a process will end, if it is at the place of this one."""
+        """Watch the end of a process, if it is at the place of this one."""
         if hello.info.place == self._place:
             self._ends.watch(name, hello.info.pid)
 
     def drop(self, name: str) -> None:
-        """Forget a process: its end is expected."""
+        """Forget a process whose end is expected."""
         self._deaths.pop(name, None)
         self._ends.drop(name)
 
     def search(self, peer: Peer, reason: str) -> None:
-        """Find out why a process died."""
+        """Begin the search for the cause of a process's death."""
         if reason.startswith(NO_ANSWER):
             self._end_search(peer, reason, vanished=True)
         elif peer.exit_reason is not None:
@@ -286,19 +286,19 @@ class DeathCauses:
         else:
             death = self._deaths[peer.name] = _Death(peer, self._clock() + _POSTMORTEM_SECONDS)
             if peer.hello.info.place == self._place:
-                # Its connection may end before its parent has collected how it ended.
+                # The connection may end before the parent has reaped the process.
                 self._look_at_end(death, last=not self._ends.is_watched(peer.name))
             else:
                 self._read_log(peer, partial(self._take, death))
 
     def hurry(self, name: str) -> None:
-        """Conclude the search for a death's cause, if there is one, from what is known now."""
+        """Conclude the search for a death's cause, if one is under way, with what is known now."""
         death = self._deaths.get(name)
         if death is not None:
             self._look_at_end(death, last=True)
 
     def tick(self) -> None:
-        """Look again at the deaths that are searched."""
+        """Continue all searches."""
         now = self._clock()
         for name, death in list(self._deaths.items()):
             if death.peer.hello.info.place == self._place:
@@ -313,7 +313,7 @@ class DeathCauses:
             self._end_search(death.peer, reply.value)
 
     def _look_at_end(self, death: _Death, *, last: bool) -> None:
-        """Conclude a death of this machine once the kernel reports how it ended; `last` waits no longer."""
+        """Conclude a death on this machine once the kernel reports its end, or if `last`, without that."""
         name = death.peer.name
         end = self._ends.end(name)
         if end is not None or last:

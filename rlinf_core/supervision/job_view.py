@@ -1,4 +1,4 @@
-"""A job as people see it: what each process does, its stacks and those of processes that it started."""
+"""A readable view of a job: the activity of each process, and the stacks of it and of the processes that it started."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rlinf_core.supervision.waits import ProcessAnswer, processes_of
 from rlinf_core.waiting import RUNNING, OperationKind
 
 ReadStacks: TypeAlias = Callable[[str, StackRequest], list[ProcessStacks]]
-"""Has the named process of a job read stacks on its machine; raises RLinfError."""
+"""Makes the named process of a job read stacks on its machine; raises RLinfError."""
 
 _AT_ONCE: Final = 16
-# How the stacks of a process that answers come.
+# The source of stacks that a process has reported itself.
 ITSELF: Final = "itself"
 
 
@@ -30,9 +30,9 @@ class JobSnapshot:
 
     Attributes:
         peers: the registered processes, by address; the driver is `driver`.
-        workers: those of groups and channels, by address, in order of launch and rank.
-        dead: the dead, each with the seconds since.
-        answers: the current operations of those that answered.
+        workers: the processes of groups and channels, by address, in order of launch and rank.
+        dead: the seconds since its death, by dead process.
+        answers: the current operations of the processes that answered.
     """
 
     job: str
@@ -44,15 +44,16 @@ class JobSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One process of a job, for people.
+    """The readable view of one process of a job.
 
     Attributes:
         name: its address, or `driver`.
-        node: where it runs, in words.
+        node: a description of the node where it runs.
         state: `launching`, `ready`, `dead`, or `silent` if it did not answer.
-        doing: its current activity, in words; `since`: its duration in seconds, or None.
+        doing: its current activity, as text.
+        since: the duration of that activity in seconds, or None.
         waits_for: the addresses or channels that it waits for.
-        holds: what it holds besides, in words.
+        holds: descriptions of further resources that it holds.
         stacks: the stacks of its threads, if requested.
     """
 
@@ -116,9 +117,9 @@ class JobProcess:
     """One process of a job with its stacks.
 
     Attributes:
-        source: who read its stacks: `itself`, `py-spy`, `signal`, or empty without any.
-        reason: why there are none, or no native ones; else empty.
-        children: the processes that it started, directly or not.
+        source: the source of its stacks: `itself`, `py-spy`, `signal`, or empty without stacks.
+        reason: why there are no stacks, or no native ones; else empty.
+        children: the processes that it started, directly or indirectly.
     """
 
     view: WorkerView
@@ -129,12 +130,12 @@ class JobProcess:
 
     @property
     def complete(self) -> bool:
-        """Whether there are stacks of it and of all Python processes that it started."""
+        """Whether there are stacks of this process and of all Python processes that it started."""
         return bool(self.stacks) and all(child.stacks or child.reason == NOT_PYTHON for child in self.children)
 
 
 def answers_of_both(first: JobSnapshot, second: JobSnapshot) -> JobSnapshot:
-    """Return the second snapshot, with the answers of processes that answered the first one alone."""
+    """Return the second snapshot, completed by the answers of processes that answered only the first."""
     late = {name: answer for name, answer in first.answers.items() if name in second.peers}
     return replace(second, answers={**late, **second.answers})
 
@@ -153,11 +154,11 @@ def job_processes(
     native: bool,
     remotely: ReadStacks,
 ) -> list[JobProcess]:
-    """Return the named processes with their stacks, all read at once.
+    """Return the named processes with their stacks, read in parallel.
 
     Args:
         job: the job, with the stacks of the processes that answered.
-        native: whether native frames are wanted too.
+        native: whether native frames are wanted, too.
         remotely: reads stacks on other machines.
     """
     shown = {view.name: view for view in views(job)}
@@ -170,7 +171,7 @@ def _process(job: JobSnapshot, view: WorkerView, native: bool, remotely: ReadSta
     hello = job.peers.get(view.name)
     if hello is None:
         return JobProcess(view, "", "", "it has not started" if view.state == "launching" else view.doing)
-    # A driver's children are Ray's processes, and the workers through them.
+    # A driver's children are processes of Ray, and below them the workers.
     is_worker = view.name in job.workers
     outside = native or not view.stacks
     read: list[ProcessStacks] = []
@@ -210,7 +211,7 @@ def _read(
 
 
 def helper_for(name: str, peers: Mapping[str, Hello], answered: set[str]) -> str | None:
-    """Return the process that reads the stacks of another one, on the same machine; itself if it answers."""
+    """Return a process that can read the stacks of another one on its machine: itself if it answered; else None."""
     if name in answered:
         return name
     place = _place(peers[name])

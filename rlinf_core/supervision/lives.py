@@ -1,4 +1,4 @@
-"""The processes of a job: groups and workers, their endpoints, incarnations and owners."""
+"""The processes of a job: groups and workers, with their endpoints, incarnations and owners."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
+from rlinf_core.errors import ChannelError, InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
 from rlinf_core.node.process_identity import ProcessIdentity
 from rlinf_core.suggest import did_you_mean
 
 MANAGER: Final = "manager"
 DRIVER: Final = "driver"
-# The name prefix of inspectors from outside of the job.
+# The name prefix of inspectors outside of the job.
 INSPECTOR: Final = "inspect"
-# The exit reason of a channel's process that is no longer needed.
+# The exit reason of the process of a closed and drained channel.
 CLOSED = "the channel was closed, and nothing was left in it"
 
 
@@ -34,10 +34,9 @@ class WorkerRecord:
     """The record of one worker.
 
     Attributes:
-        incarnation: the number of the launch, from 1; incremented by each launch of its group, and of a worker in its
-            place.
-        node: where it runs, in words, once known.
-        died_at: when it died, by the recorder's monotonic clock.
+        incarnation: the number of its launch, from 1; every launch of the group or of one of its workers increments it.
+        node: a description of the node where it runs, once known.
+        died_at: the time of its death, by the manager's monotonic clock.
     """
 
     address: WorkerAddress
@@ -57,10 +56,10 @@ class GroupLife:
     """The current incarnation of a group.
 
     Attributes:
-        nodes: each worker's node, by rank; empty if unknown.
+        nodes: descriptions of each worker's node, by rank; empty if unknown.
         channel: whether it is a channel's process.
         workers: each worker's incarnation, by rank.
-        hosts: Ray's name of the actor that passes each worker's calls on, by rank; empty for none.
+        hosts: Ray's name of the actor that forwards each worker's calls, by rank; empty for none.
     """
 
     incarnation: int
@@ -72,14 +71,14 @@ class GroupLife:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The facts that a process registers with; its address is the connection's.
+    """The registration of a process; the stream that it comes through gives its address.
 
     Attributes:
-        incarnation: the incarnation of the worker; 0 for non-workers.
-        node: where it runs, in words, as in `node 1 (10.0.0.2)`.
-        device: its device, as in `cuda:0`; empty for the CPU.
+        incarnation: the incarnation of the worker; 0 for processes that are no workers.
+        node: a description of the node where it runs, for example `node 1 (10.0.0.2)`.
+        device: its device, for example `cuda:0`; empty for the CPU.
         log: the file of its standard error on its node, or None.
-        host: Ray's name of the actor that passes its calls on; empty for one that is an actor itself.
+        host: Ray's name of the actor that forwards its calls; empty if it is an actor itself.
         process: its identity on its machine.
     """
 
@@ -111,7 +110,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """A peer that may still appear: what is missing, and similar names if the group is unknown."""
+    """The reason why a peer is not ready but may still be, with similar names if its group is unknown."""
 
     message: str
     help: str | None = None
@@ -127,7 +126,7 @@ class WorkerRegistry:
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
         self._declared: frozenset[str] | None = None
-        # The last incarnation of each name, kept beyond the group: a relaunch must not reuse one.
+        # The last incarnation of each name, kept after the group has ended: a relaunch must not reuse one.
         self._incarnations: dict[str, int] = {}
 
     # Groups
@@ -143,8 +142,8 @@ class WorkerRegistry:
         """Register a group of `size` workers, or a channel's process, being launched; return its incarnation.
 
         Raises:
-            InvalidNameError: the name is invalid, a group or channel of this name exists, or a channel of this name was
-            closed: its holders must not reach another one.
+            InvalidNameError: the name is invalid, in use, or that of a closed channel, whose users must not reach
+                another channel.
         """
         address = WorkerAddress.from_name(name)
         existing = self._groups.get(name)
@@ -169,7 +168,7 @@ class WorkerRegistry:
         return incarnation
 
     def reopen(self, address: WorkerAddress) -> int:
-        """Register that a worker is being launched in place of one that has ended; return its incarnation.
+        """Register a worker that is being launched in place of one that has ended; return its incarnation.
 
         Raises:
             PeerNotFoundError: there is no such worker.
@@ -213,7 +212,7 @@ class WorkerRegistry:
     # Workers
 
     def ready(self, address: WorkerAddress, incarnation: int, info: EndpointInfo, node: str | None = None) -> bool:
-        """Record that a worker is reachable; return False for an earlier incarnation."""
+        """Record that a worker is reachable; return False for an earlier incarnation or a dead worker."""
         current = self._current(address, incarnation)
         if current is None or current.life is Life.DEAD:
             return False
@@ -225,7 +224,7 @@ class WorkerRegistry:
     ) -> bool:
         """Record that a worker's process is gone; return False if already known, or for an earlier incarnation.
 
-        A cause that becomes known later is added.
+        A later call adds a node or cause that was unknown.
         """
         current = self._current(address, incarnation)
         if current is None:
@@ -243,12 +242,13 @@ class WorkerRegistry:
         )
         return news
 
-    def look_up(self, address: WorkerAddress) -> WorkerRecord | NotYet:
-        """Return a worker that is ready, or why to wait for it.
+    def look_up(self, address: WorkerAddress, *, channel: bool = False) -> WorkerRecord | NotYet:
+        """Return a worker, or with `channel` a channel's process, that is ready, or why it is not ready yet.
 
         Raises:
             UnknownGroupError: the job declared its groups, and this is not one of them.
-            PeerNotFoundError: the group has no such rank.
+            PeerNotFoundError: the group has no such rank, or it is a channel.
+            ChannelError: the channel is a worker group.
             WorkerDiedError: the worker is dead.
         """
         name = address.get_name()
@@ -258,6 +258,12 @@ class WorkerRegistry:
         group = self._groups.get(group_name)
         if group is None:
             return self._unknown(group_name, address)
+        if channel and not group.channel:
+            help = "connect to the name that the channel was created with"
+            raise ChannelError(group_name, f"`{group_name}` is a worker group, not a channel", help=help)
+        if group.channel and not channel:
+            help = f'use `connect_channel("{group_name}")`'
+            raise PeerNotFoundError(name, f"`{group_name}` is a channel, not a worker group", help=help)
         worker = group.workers.get(address.rank)
         if worker is None:
             raise PeerNotFoundError(
@@ -304,7 +310,7 @@ def _group_name(address: WorkerAddress) -> str:
 
 
 class Ownership:
-    """The groups of a job, each with its owner, the worker or driver that launched it."""
+    """The groups of a job, each with its owner: the worker or driver that launched it."""
 
     def __init__(self) -> None:
         # In the order of their launch.
@@ -318,9 +324,9 @@ class Ownership:
         self._owners.pop(group, None)
 
     def gone(self, owner: str) -> tuple[str, ...]:
-        """Return the groups to end after a worker has died, and forget them: newest first, so inner before outer.
+        """Return and forget the groups to end after a worker has died: newest first, so inner before outer.
 
-        These are the groups that it launched, and transitively those launched by their workers.
+        They are the groups that it launched, and transitively those that their workers launched.
         """
         doomed: set[str] = set()
         parents = [owner]

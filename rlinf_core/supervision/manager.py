@@ -18,7 +18,7 @@ from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import RLinfError, RuntimeFailure, UnknownGroupError
-from rlinf_core.failures import PackedError
+from rlinf_core.failures import SHUT_DOWN, PackedError
 from rlinf_core.node.stacks import StackRequest
 from rlinf_core.supervision.deaths import DeathCauses, Died, Peer
 from rlinf_core.supervision.job_view import JobSnapshot
@@ -47,12 +47,13 @@ _IDLE = 3600.0
 
 @dataclass(slots=True)
 class _Pending:
-    """A lookup that waits: of a worker, or of the size of a group."""
+    """A lookup that waits: of a worker or a channel's process, or of the size of a group."""
 
     caller: Caller
     name: str
-    size: bool
-    # The last notice that its process was sent.
+    size: bool = False
+    channel: bool = False
+    # The last notice sent to the caller.
     said: str = ""
 
     @property
@@ -61,7 +62,7 @@ class _Pending:
 
 
 class Manager:
-    """The registry of one job, and the watch over its waits. Methods without an underscore are called by processes."""
+    """The manager of one job. Processes call its methods without an underscore."""
 
     def __init__(
         self, endpoint: Endpoint, job: str, rpc: type[Rpc] = Rpc, clock: Callable[[], float] = time.monotonic
@@ -98,7 +99,7 @@ class Manager:
         self._retry_pending()
 
     def exit_reason(self, caller: Caller, cause: str, name: str = "") -> None:
-        """Note why the caller, or the process `name`, is about to be ended deliberately."""
+        """Record why the caller, or the process `name`, is about to end deliberately."""
         peer = self._peers.get(name or caller.name)
         if peer is not None:
             peer.exit_reason = cause
@@ -115,14 +116,14 @@ class Manager:
     def reopen(self, caller: Caller, name: str) -> int:
         """Register a worker that the caller launches in place of one that has died; return its incarnation."""
         if name in self._peers:
-            # Its launcher ended it, or heard of its death before its connection ended.
+            # Its launcher ended it, or learned of its death before its connection to the manager ended.
             self._lost(name, "its process has ended")
-        # At once: the news must not reach anybody after that of its successor.
+        # Conclude now: the news of this death must not come after the launch of the successor.
         self._causes.hurry(name)
         return self._registry.reopen(WorkerAddress.from_name(name))
 
     def close_group(self, caller: Caller, name: str, incarnation: int | None) -> None:
-        """End a group, where this is its incarnation: later exits are expected."""
+        """End a group, unless it has another incarnation than given: later exits of its workers are expected."""
         if incarnation in (None, self._registry.incarnation(name)):
             self._end_group(name)
 
@@ -131,7 +132,7 @@ class Manager:
             peer = self._peers.pop(address, None)
             self._causes.drop(address)
             if peer is not None:
-                self._announce_death(peer, peer.died("its group was shut down"))
+                self._announce_death(peer, peer.died(SHUT_DOWN))
         self._stores.drop(name)
         self._ownership.release(name)
 
@@ -142,9 +143,9 @@ class Manager:
 
     # Lookups
 
-    def lookup(self, caller: Caller, name: str) -> object:
-        """Return the info of a worker's endpoint once it is registered."""
-        return self._look_up(_Pending(caller, name, size=False))
+    def lookup(self, caller: Caller, name: str, channel: bool) -> object:
+        """Return the endpoint of a worker, or of a channel's process, once it is registered."""
+        return self._look_up(_Pending(caller, name, channel=channel))
 
     def group_size(self, caller: Caller, name: str) -> object:
         """Return the number of workers of a group, once its launch has begun."""
@@ -168,7 +169,7 @@ class Manager:
         self._pending = [one for one in self._pending if one.caller != (caller.stream, serial)]
 
     def _look_up(self, pending: _Pending) -> object:
-        """Return the answer to a lookup, or `LATER` where it has to wait."""
+        """Return the result of a lookup, or `LATER` if it must wait."""
         peer = self._find(pending)
         if not isinstance(peer, NotYet):
             return peer
@@ -188,7 +189,7 @@ class Manager:
         for name, partner in ((pending.caller.name, pending.name), (pending.name, pending.caller.name)):
             if name in self._peers:
                 self._peers[name].acquaintances.add(partner)
-        record = self._registry.look_up(WorkerAddress.from_name(pending.name))
+        record = self._registry.look_up(WorkerAddress.from_name(pending.name), channel=pending.channel)
         if isinstance(record, NotYet):
             return record
         return record.info or NotYet(f"`{pending.name}` is launching")
@@ -199,7 +200,7 @@ class Manager:
             try:
                 answer = self._look_up(pending)
             except RLinfError as error:
-                self._rpc.answer(pending.caller, error=PackedError.of(error))
+                self._rpc.answer(pending.caller, error=PackedError.of(error.with_traceback(None)))
             else:
                 if answer is not LATER:
                     self._rpc.answer(pending.caller, answer)
@@ -212,7 +213,7 @@ class Manager:
             self._tell(name, "cancelled", serials)
 
     def dismiss(self, caller: Caller, workers: Mapping[str, int]) -> None:
-        """Interrupt all waits of workers, in these incarnations, for the shutdown of their group."""
+        """Interrupt all waits of workers with these incarnations, for the shutdown of their group."""
         for name, incarnation in workers.items():
             peer = self._peers.get(name)
             if peer is not None and peer.hello.incarnation == incarnation:
@@ -236,7 +237,7 @@ class Manager:
         self._causes.search(peer, reason)
 
     def _read_log(self, peer: Peer, take: Callable[[Reply], object]) -> None:
-        """Have another process of a dead one's node read its log."""
+        """Make another process of a dead one's node read its log."""
         place = peer.hello.info.place
         neighbour = next((other for other in self._peers.values() if other.hello.info.place == place), None)
         if neighbour is not None:
@@ -250,7 +251,7 @@ class Manager:
         address = WorkerAddress.from_name(peer.name)
         self._registry.died(address, died.incarnation, self._clock(), cause=died.cause)
         self._announce_death(peer, died)
-        # Pending lookups of it now fail.
+        # Pending lookups of the dead worker now fail.
         self._retry_pending()
 
     def _announce_death(self, peer: Peer, died: Died) -> None:
@@ -274,11 +275,11 @@ class Manager:
                 self._tell(name, "stuck", serials, deadlock.members, deadlock.picture)
 
     def _is_unknown(self, pending: _Pending) -> bool:
-        """Return whether a lookup waits for a name that no group or channel has."""
+        """Return whether a lookup waits for the name of a group or channel that does not exist."""
         return self._registry.incarnation(pending.group) is None
 
     def _refuse_unknown(self, deadlock: Deadlock) -> bool:
-        """Reject names that can no longer be launched, since every process waits; return False if there are none."""
+        """Fail the lookups of unknown names by members of a deadlock, for good; return whether there are any."""
         hopeless = [
             lookup for lookup in self._pending if lookup.caller.name in deadlock.members and self._is_unknown(lookup)
         ]
@@ -316,11 +317,11 @@ class Manager:
         }
 
     def waits_long(self, caller: Caller) -> None:
-        """Begin to look for deadlocks, since the caller has waited for seconds."""
+        """Start checking for deadlocks, since the caller has waited for long."""
         self._watch.alarm()
 
     def explain(self, caller: Caller, serial: int, publication: Publication) -> object:
-        """Return a description of the peers that an operation of the caller waits for; the publication has it."""
+        """Return a description of the peers that an operation of the caller, in `publication`, waits for."""
 
         def answer(round_: Round) -> None:
             round_.answers[caller.name] = ProcessAnswer(publication)
@@ -329,10 +330,10 @@ class Manager:
         self._watch.begin(answer)
         return LATER
 
-    # For people
+    # Inspection
 
     def snapshot(self, caller: Caller, stacks: bool) -> object:
-        """Return what all processes do, with the stacks of their threads if wanted."""
+        """Return the current operations of all processes, with the stacks of their threads if wanted."""
 
         def answer(round_: Round) -> None:
             hellos = {name: peer.hello for name, peer in self._inside()}
@@ -342,7 +343,7 @@ class Manager:
         return LATER
 
     def read_stacks(self, caller: Caller, helper: str, request: StackRequest) -> object:
-        """Have a helper read the stacks of a process: of one that this manager knows, and no other."""
+        """Return the stacks of a process, read by `helper`; only those of processes known to this manager."""
         peers = dict(self._inside())
         if helper not in peers or all(peer.hello.process != request.process for peer in peers.values()):
             raise RuntimeFailure(f"process {request.process.pid} or `{helper}` has ended")
@@ -351,7 +352,7 @@ class Manager:
         return LATER
 
     def stops_at(self, caller: Caller, place: str | None, attached: bool) -> None:
-        """Record, and report to the driver, that the caller waits at a breakpoint; at None that it continues."""
+        """Record and report to the driver that the caller waits at a breakpoint; with None, that it continues."""
         if place is None:
             self._pauses.end(caller.name)
         else:
@@ -364,8 +365,8 @@ class Manager:
         return self._pauses.within(seconds)
 
     def _inside(self) -> Iterable[tuple[str, Peer]]:
-        """Return the processes of the job, without inspectors from outside."""
-        return ((name, peer) for name, peer in self._peers.items() if not name.startswith(INSPECTOR))
+        """Return the processes of the job, without inspectors, which unlike workers have no rank."""
+        return ((name, peer) for name, peer in self._peers.items() if ":" in name or not name.startswith(INSPECTOR))
 
     def _workers(self) -> dict[str, WorkerRecord]:
         return {
@@ -378,7 +379,7 @@ class ManagerProcess:
 
     Args:
         ip: the address at which other nodes reach this one; None for `RLINF_NET_IF`.
-        folder: the private folder of the driver that started this machine's Ray, for sockets; None elsewhere.
+        folder: the private folder, for sockets, of the driver that started this machine's Ray; None if none did.
     """
 
     def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
@@ -393,13 +394,11 @@ class ManagerProcess:
         return "manager"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function(*args)` and return its result. Actors that it creates live as long as the job, regardless of
-        the caller."""
+        """Return `function(*args)`, run in this process, so that actors it creates live as long as the job."""
         return function(*args)
 
     def record(self) -> tuple[str, str, EndpointInfo, float]:
-        """Return the job's name, its secret in hex, the manager's endpoint, and its start, for inspection from
-        outside."""
+        """Return, for inspectors, the job's name, its secret in hex, the manager's endpoint, and its start (epoch)."""
         return self._job, self._secret.hex(), self._endpoint.info, self._started
 
     def info(self) -> EndpointInfo:

@@ -1,6 +1,6 @@
-"""The keys and values by which the ranks of a group find each other: what `torch.distributed` calls a store.
+"""The stores, in the sense of `torch.distributed`: keys and values by which the ranks of a group find each other.
 
-Each group has its own. Nobody names it: the data plane has proved which worker a call is from.
+Each group has its own store. A call does not name it: the address of the calling worker selects it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RankStores:
         self._waiting: list[tuple[Caller, tuple[str, ...]]] = []
 
     def read(self, caller: Caller, keys: tuple[str, ...], wait: bool) -> object:
-        """Return the value of each key, or None where it has none; `LATER` until all have arrived, if it waits."""
+        """Return the value of each key, or None for a missing key; `LATER` if `wait` and a key is missing."""
         values = self._values_of(caller)
         result = tuple(values.get(key) for key in keys)
         if wait and None in result:
@@ -35,7 +35,7 @@ class RankStores:
         return result
 
     def write(self, caller: Caller, key: str, value: bytes | int | None) -> bytes | None:
-        """Store a value, add a number to the one that exists, or remove it at None; return the new or removed one."""
+        """Store bytes, add an int to the key's number, or remove the key (None); return the new or removed value."""
         values = self._values_of(caller)
         before = values.get(key)
         if value is None:
@@ -54,7 +54,7 @@ class RankStores:
         self._waiting = [read for read in self._waiting if read[0] != (stream, serial)]
 
     def drop(self, group: str) -> None:
-        """Drop the values of a group: it has ended, or is launched once more."""
+        """Drop the values of a group that has ended or is launched again."""
         self._values.pop(group, None)
 
     def _values_of(self, caller: Caller) -> dict[str, bytes]:

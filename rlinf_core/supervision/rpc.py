@@ -1,7 +1,7 @@
 """Calls between the manager and the processes of a job, over their endpoints.
 
-A call names a method of the other end; one that has a serial is answered by a `Reply` with it. Both ends have
-authenticated, and run the same rlinf, so plain pickled values suffice.
+A call names a method of the other end; a call with a serial is answered by a `Reply` with the same serial. Both ends
+have authenticated, and run the same rlinf, so plain pickled values suffice.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 CONTROL: Final = 60_000
 _SEND_SECONDS: Final = 30.0
 LATER: Final = object()
-"""What a method returns whose answer is sent later, by `Rpc.answer`."""
+"""The return value of a method whose answer is sent later, by `Rpc.answer`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerCall:
-    """A call of a method at the other end; with a serial other than 0 it is answered."""
+    """A call of a method at the other end; a serial other than 0 asks for an answer."""
 
     name: str
     args: tuple[Any, ...]
@@ -50,14 +50,14 @@ class Reply:
 
 
 class Caller(NamedTuple):
-    """The sender of a call, to whom the answer goes."""
+    """The sender of a call, to which the answer goes."""
 
     stream: PeerStream
     serial: int
 
     @property
     def name(self) -> str:
-        """Its address."""
+        """The address of the sender."""
         return self.stream.peer
 
 
@@ -65,10 +65,10 @@ class Rpc:
     """The calls that a process makes and answers. Its methods run one after another in a thread of their own.
 
     Args:
-        methods: what others may call, by name: each gets the `Caller` and the arguments, and may block.
+        methods: the methods that others may call, by name: each gets the `Caller` and the arguments, and may block.
         tick: called after each call, and periodically, in the same thread.
         every: returns the maximum seconds between ticks.
-        at_once: called with the arguments first, in the reading thread: they must not block.
+        at_once: functions called with the arguments before the methods, in the reading thread; must not block.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Rpc:
         self._methods = methods
         self._tick, self._every, self._at_once = tick, every, at_once
         self._serials = itertools.count(1)
-        # Who was asked, and what takes the reply.
+        # By serial: the name of the process that was asked, and the function that takes the reply.
         self._asked: dict[int, tuple[str, Callable[[Reply], object]]] = {}
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._stopped = False
@@ -91,7 +91,7 @@ class Rpc:
         self.start()
 
     def tell(self, stream: PeerStream, name: str, *args: object) -> None:
-        """Call a method without waiting, and without an answer. The endpoint reports lost peers itself."""
+        """Call a method without waiting, and without an answer. The endpoint itself reports lost peers."""
         self.send(stream, ManagerCall(name, args))
 
     def call(self, name: str, *args: object) -> ManagerCall:
@@ -120,7 +120,7 @@ class Rpc:
             self.send(caller.stream, Reply(caller.serial, value, error))
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Have a function called in the thread of the methods."""
+        """Call a function soon, in the thread of the methods."""
         self._inbox.put(function)
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class Rpc:
         self._inbox.put(None)
 
     def received(self, stream: PeerStream, message: ManagerCall | Reply) -> None:
-        """Take a message, in the reading thread."""
+        """Handle a message, in the reading thread."""
         if isinstance(message, Reply):
             _, take = self._asked.pop(message.serial, ("", None))
             if take is not None:
@@ -146,7 +146,8 @@ class Rpc:
         except RLinfError as error:
             if not caller.serial:
                 raise
-            self.answer(caller, error=PackedError.of(error))
+            # Without its traceback, which is in this runtime: the error says what the caller did wrong.
+            self.answer(caller, error=PackedError.of(error.with_traceback(None)))
         else:
             if value is not LATER:
                 self.answer(caller, value)

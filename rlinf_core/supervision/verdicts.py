@@ -1,4 +1,4 @@
-"""The processes that hold up a job: those that wait for no other one while nothing moves, with their frames."""
+"""The processes that hold up a job: those that wait for no other process while nothing moves, with their frames."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from rlinf_core.supervision.lives import Life
 from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import RUNNING, OperationKind, spell_seconds
 
-# Seconds between two looks, and of a processor that a process may use between them and still stand.
+# Seconds between two snapshots, and the most processor seconds that a standing process uses between them.
 _PAUSE: Final = 1.0
 _IDLE: Final = 0.05
 _FRAME: Final = re.compile(r'^\s*File "(.+)", (?:line (\d+), )?in (.+)$')
-# Frames of libraries: the code that called them is named, where there is any.
+# Paths of library frames: code that called them is named instead, if there is any.
 _LIBRARIES: Final = ("/site-packages/", "/lib/python", "/rlinf_core/", "<frozen ")
-# Calls in which a rank waits for the others.
+# Paths of calls in which a rank waits for the others.
 _COLLECTIVE: Final = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/")
-# States of proc_pid_stat(5): of a process whose main thread has ended, and of one that runs, waits for a processor, as
-# on a busy machine, or for a disk.
+# States of proc_pid_stat(5): of a process whose main thread has ended; and of a process that runs or waits for a
+# processor (R), or waits for a disk (D).
 _ZOMBIE: Final = "Z"
 _AT_WORK: Final = frozenset("RD")
 
 
 class JobSource(Protocol):
-    """The source of what the processes of a job do."""
+    """The source of snapshots and stacks of a job."""
 
     def snapshot(self, *, stacks: bool) -> JobSnapshot: ...
     def read_stacks(self, helper: str, request: StackRequest, /) -> list[ProcessStacks]: ...
 
 
 class Standing(NamedTuple):
-    """A process that waits for no other one.
+    """A process that waits for no other process.
 
     Attributes:
-        how: what it does, in words.
-        in_collective: whether it waits for other ranks, which may be those that hold it up.
+        how: a description of the process and its activity.
+        in_collective: whether it is in a collective operation, and so may wait for other ranks.
+        is_debugged: whether it waits at a breakpoint.
     """
 
     name: str
@@ -58,14 +59,14 @@ class Standing(NamedTuple):
 
 
 def held_up(source: JobSource, *, certain_only: bool = False) -> list[Standing]:
-    """Return the processes that hold up a job, the likeliest first; none while any moves or is launched.
+    """Return the processes that hold up a job; none while any of its processes moves or is being launched.
 
-    Two looks decide, a second apart: a job is held up if no operation of a worker began or ended between them, and the
-    processes that run a method, with those that they started, used no processor and no disk. One that is stopped, or
-    whose main thread has ended, is named at the first look.
+    Two snapshots decide, a second apart: a job is held up if no operation of a worker began or ended between them, and
+    the suspects, with the processes that they started, used no processor and no disk. A process that is stopped, or
+    whose main thread has ended, is returned after the first snapshot.
 
     Args:
-        certain_only: look once.
+        certain_only: whether to take only the first snapshot.
 
     Raises:
         RLinfError: the job does not answer.
@@ -87,17 +88,16 @@ def held_up(source: JobSource, *, certain_only: bool = False) -> list[Standing]:
 
 
 def stopped_for_good(job: JobSnapshot) -> list[Standing]:
-    """Return the workers of this machine that a signal has stopped, or that are zombies."""
+    """Return the suspected workers of this machine that a signal has stopped, or that are zombies."""
     suspects = [name for name in suspected(job) if _is_here(job, name)]
     standing = [_no_longer_runs(name, job.peers[name].info.pid) for name in suspects]
     return [one for one in standing if one is not None]
 
 
 def spell_standing(job: JobSnapshot, processes: Sequence[JobProcess]) -> list[Standing]:
-    """Return how each of `suspected` stands; those that wait in a collective operation for others only without any
-    other."""
+    """Return a description of each process; processes in a collective operation only if there are no others."""
     standing = [_standing(job, process) for process in processes]
-    # Where some ranks wait in a collective operation, the others have not entered it.
+    # If some ranks wait in a collective operation, the others have not entered it, and hold it up.
     entered = [one for one in standing if one.in_collective]
     others = [one for one in standing if not one.in_collective]
     verb = "wait" if len(entered) > 1 else "waits"
@@ -106,7 +106,7 @@ def spell_standing(job: JobSnapshot, processes: Sequence[JobProcess]) -> list[St
 
 
 def suspected(job: JobSnapshot) -> Iterator[str]:
-    """Yield the workers that wait for no other process: silent ones, those in a method, those whose reply is lost."""
+    """Yield the workers that wait for no other process: they are silent, run a method, or their reply is lost."""
     called = {name for answer in job.answers.values() for name in answer.in_flight}
     for name in job.workers:
         answer = job.answers.get(name)
@@ -120,7 +120,7 @@ def _current(answer: ProcessAnswer) -> OperationKind | None:
 
 
 def spell_stopped(process: str, pid: int | None) -> str:
-    """Return that a process is stopped, and the command that continues it."""
+    """Return the text that a process is stopped, with the command that continues it."""
     return f"{process} is stopped, as by SIGSTOP; `kill -CONT {pid}` continues it"
 
 
@@ -135,7 +135,7 @@ def _no_longer_runs(name: str, pid: int | None) -> Standing | None:
 
 
 def _standing(job: JobSnapshot, process: JobProcess) -> Standing:
-    """Return a description of what a process does, with the innermost frame of its own code."""
+    """Return a description of a process and its activity, with the innermost frame of user code."""
     view = process.view
     place = f"`{view.name}` (pid {view.pid})" if view.pid is not None else f"`{view.name}`"
     answer = job.answers.get(view.name)
@@ -166,7 +166,7 @@ def _standing(job: JobSnapshot, process: JobProcess) -> Standing:
 
 
 def _frames(stacks: str) -> list[tuple[str, str, str]]:
-    """Return file, line and function of the calls, innermost last, of the thread that is deepest in other code."""
+    """Return file, line and function of the calls, innermost last, of the thread with the most frames of user code."""
     threads: list[list[tuple[str, str, str]]] = []
     for line in stacks.splitlines():
         if line.startswith("thread "):
@@ -183,14 +183,14 @@ def _is_own(frame: tuple[str, str, str]) -> bool:
 
 
 def _own_frame_is_last(stacks: str) -> bool:
-    """Return whether a process's own innermost code called no library for collective operations."""
+    """Return whether the innermost frame of user code called no library for collective operations."""
     frames = _frames(stacks)
     last = max((index for index, frame in enumerate(frames) if _is_own(frame)), default=-1)
     return not any(part in frame[0] for frame in frames[last + 1 :] for part in _COLLECTIVE)
 
 
 def _innermost(stacks: str) -> str:
-    """Return the innermost call of the user's or a recipe's code, else of all, as `FILE:LINE in FUNCTION`."""
+    """Return the innermost call in code of the user or a recipe, else in any, as `FILE:LINE in FUNCTION`."""
     frames = _frames(stacks)
     own = [frame for frame in frames if _is_own(frame)]
     if not frames:
@@ -200,7 +200,7 @@ def _innermost(stacks: str) -> str:
 
 
 def _moved(first: JobSnapshot, second: JobSnapshot) -> bool:
-    """Return whether any operation of a worker began or ended, or a process came or went."""
+    """Return whether any operation of a worker, or any process, began or ended between two snapshots."""
     if first.peers.keys() != second.peers.keys():
         return True
     both = first.workers.keys() & first.answers.keys() & second.answers.keys()
@@ -208,8 +208,8 @@ def _moved(first: JobSnapshot, second: JobSnapshot) -> bool:
 
 
 def _used(job: JobSnapshot) -> Mapping[str, float]:
-    """Return the seconds of a processor that the suspects of this machine have used, each with the processes that it
-    started; infinite while one may run or waits for a disk."""
+    """Return the processor seconds that each suspect of this machine has used, with the processes that it started;
+    infinite while one of them runs or waits for a disk."""
     suspects = [name for name in suspected(job) if _is_here(job, name)]
     others = [peer.info.pid for peer in job.peers.values()]
     pids = {name: job.peers[name].info.pid for name in suspects}

@@ -1,9 +1,9 @@
-"""The wait-for graph, and detection of deadlocks in it.
+"""The wait-for graph, and the detection of deadlocks in it.
 
 The nodes are waiting operations, and the code of processes. An operation can end when one of its peers can act (or all
-of them, for a call on a whole group); code can act when it runs, or when one of the operations that it waits in can
-end. Everything reachable from running code can act or end; the rest is stuck, and its knots, the parts that wait for
-nothing outside of themselves, are the deadlocks.
+of them, for a call on a whole group). Code can act when it runs, or when one of the operations that it waits in can
+end. All nodes that running code can free in this way are free; the others are stuck. The knots of the stuck nodes, that
+is, the parts that wait only for themselves, are the deadlocks.
 
 Unknown nodes count as able to act, so that a healthy job is never reported as deadlocked.
 """
@@ -19,30 +19,29 @@ from rlinf_core.waiting import Operation, OperationKind, spell_seconds
 
 N = TypeVar("N")
 
-# A process's code, or one of its operations by serial (serials count from 1).
+# The code of a process, or one of its operations by serial, from 1.
 Node: TypeAlias = tuple[str, int]
 _CODE = 0
-# Stands for the code of all processes, for operations that any process may end.
+# Stands for the code of all processes, in edges of operations that any process may end.
 _ANYONE: Node = ("", _CODE)
-# Maximum number of sentences in a description, and of lines of what one process holds.
+# The most sentences in a description, and lines about the resources of one process.
 _PICTURE_LINES = 12
 _HELD_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A waiting operation, and what could end it.
+    """A waiting operation, and the processes that could end it.
 
     Attributes:
         waits_for: the processes whose code could end it.
-        every: whether all of them are needed, as for a call on a whole group; otherwise one suffices.
-        anyone: whether processes beyond `waits_for` could end it too, as on a channel that any process may connect to.
-        Any process may call a method of an idle one.
-        wakes: the processes whose operations may end with a detached one.
-        failing: whether it will fail anyway, by a pending error or a deadline set by its process. The death of all
-        peers (of one, with `every`) counts as such.
-        role: the role of these peers, as in `producer`; empty for plain peers.
-        state: the state it waits on, as in `empty`.
+        every: whether all of them are needed, as for a call on a whole group; else one suffices.
+        anyone: whether processes beyond `waits_for` could end it, too, as on a channel to which any process may
+            connect. Any process may call a method of an idle one.
+        wakes: the processes whose operations may end when this detached operation ends.
+        failing: whether it will fail anyway, by a pending error or a deadline set by its process.
+        role: the role of these peers, for example `producer`; empty for plain peers.
+        state: the state of the channel or peer that it waits on, for example `empty`.
     """
 
     operation: Operation
@@ -62,9 +61,9 @@ class Process:
     Attributes:
         progress: a number that changes with any progress.
         running: whether some of its code runs without waiting.
-        doing: its activity, as in `runs `train` for 3 s`, for the description.
+        doing: its activity for the description, for example `runs `train` for 3 s`.
         died: seconds since its death, or None while it lives.
-        holds: what it holds besides, in words: where it waits, that continues.
+        holds: descriptions of further resources that it holds, also while it waits.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Processes that wait for one another with none left to wake them: their operations must fail."""
+    """A set of processes that wait only for one another, so that their operations must fail."""
 
     members: tuple[str, ...]
     operations: tuple[Node, ...]
@@ -88,7 +87,7 @@ class Deadlock:
 class WaitGraph:
     """A snapshot of the waits of all processes.
 
-    Waits of processes in `moving`, which made progress lately, may be over already and do not count.
+    Waits of processes in `moving`, which made progress lately, may be over already, and do not count.
 
     Args:
         silent: processes that did not answer, with the seconds that they had.
@@ -118,7 +117,7 @@ class WaitGraph:
         self._stuck = self._find_stuck(frozenset(moving))
 
     def _edges_of(self, node: Node, wait: Wait) -> list[Node]:
-        # If any process may end it, the node for all code stands for the known ones.
+        # If any process may end the operation, `_ANYONE` stands for the known ones.
         edges = [(name, _CODE) for name in wait.waits_for if not _anyone(wait) or name not in self._processes]
         if not wait.every:
             edges += [
@@ -129,7 +128,7 @@ class WaitGraph:
         return edges
 
     def _free(self, moving: frozenset[str]) -> Iterator[Node]:
-        """Return the nodes that can act or end on their own."""
+        """Yield the nodes that can act or end on their own."""
         for process in self._processes.values():
             if process.died is None and (
                 process.running or process.name in moving or not self._edges[process.name, _CODE]
@@ -142,6 +141,7 @@ class WaitGraph:
             yield from (edge for edge in self._edges[node] if edge[0] not in self._processes)
 
     def _fails(self, wait: Wait) -> bool:
+        """Return whether a wait will fail anyway, also because all of its peers (with `every`, one) are dead."""
         dead = sum(name in self._dead for name in wait.waits_for) if self._dead else 0
         return wait.failing or (dead > 0 and (wait.every or (dead == len(wait.waits_for) and not _anyone(wait))))
 
@@ -192,10 +192,10 @@ class WaitGraph:
         return sorted(deadlocks, key=lambda deadlock: deadlock.members)
 
     def explain(self, name: str, serial: int | None = None) -> str:
-        """Describe what a process (or one of its operations) waits for, transitively down to the root.
+        """Return a description of what a process, or one of its operations, waits for, down to the root cause.
 
-        As in "env:3 waits on channel `action`, empty, for 12 s; its only producer rollout:1 waits in recv from actor:0
-        for 14 s; actor:0 died 12 s ago". Empty if it does not wait.
+        For example "env:3 waits on channel `action`, empty, for 12 s; its only producer rollout:1 waits in recv from
+        actor:0 for 14 s; actor:0 died 12 s ago". Empty if it does not wait.
         """
         process = self._processes.get(name)
         waits = process.waits if process else ()
@@ -249,9 +249,9 @@ class WaitGraph:
 
 
 class DeadlockDetector:
-    """The detector of deadlocks: knots that have not changed over repeated snapshots.
+    """A detector of deadlocks: knots that have not changed over repeated snapshots.
 
-    One snapshot is not enough: processes are sampled one after another, and a message may have been in flight between
+    One snapshot is not enough: processes are sampled one after another, and a message may have been in transit between
     them.
 
     Args:
@@ -260,11 +260,11 @@ class DeadlockDetector:
 
     def __init__(self, patience: float = 1.0) -> None:
         self._patience = patience
-        # Process -> its observed state, and since when.
+        # By process: its observed state, and the time since which it is unchanged.
         self._seen: dict[str, tuple[object, float]] = {}
 
     def look(self, processes: Collection[Process], now: float) -> list[Deadlock]:
-        """Return the deadlocks of a job with this snapshot at `now` (monotonic seconds)."""
+        """Return the deadlocks of a job, given a snapshot taken at `now` (monotonic seconds)."""
         observed: dict[str, tuple[object, float]] = {}
         moving: set[str] = set()
         for process in processes:
@@ -299,15 +299,15 @@ def _anyone(wait: Wait) -> bool:
 
 
 def _natural(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return the key that orders `env:2` before `env:10`."""
+    """Return a sort key that orders `env:2` before `env:10`."""
     group, *ranks = name.split(":")
     return group, tuple(int(rank) for rank in ranks if rank.isdigit())
 
 
 def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
-    """Return the strongly connected components that no edge leaves, a single node without edges included.
+    """Return the strongly connected components that no edge leaves, including single nodes without edges.
 
-    Every node reaches at least one of them.
+    Every node reaches at least one of these components.
 
     Args:
         edges: the successors of each node, all of which are keys.
@@ -317,7 +317,7 @@ def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
         for successor in successors:
             reversed_edges[successor].append(node)
     closed: list[set[N]] = []
-    # Nodes that reach one of these.
+    # The nodes that reach one of these components.
     settled: set[N] = set()
     for start in edges:
         node = start
@@ -325,8 +325,8 @@ def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
             after, before = _reached(node, edges), set(_reached(node, reversed_edges))
             beyond = [other for other in after if other not in before]
             if beyond:
-                # A node from which no edge leads back: what it reaches is a part of what this one does. The farthest
-                # one is the likeliest in a component that no edge leaves.
+                # Continue at a node that does not reach this one, so it reaches fewer nodes. The farthest such node is
+                # the likeliest to be in a component that no edge leaves.
                 node = beyond[-1]
             else:
                 closed.append(set(after))
@@ -335,7 +335,7 @@ def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
 
 
 def _reached(start: N, edges: Mapping[N, Sequence[N]]) -> list[N]:
-    """Return a node and all that it reaches, the nearest ones first."""
+    """Return a node and all nodes that it reaches, the nearest first."""
     reached = {start: None}
     todo = deque(reached)
     while todo:

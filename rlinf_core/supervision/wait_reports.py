@@ -1,4 +1,4 @@
-"""Long waits of a process: when they are reported, and how they are described with the help of the manager."""
+"""Long waits of a process: their reports to the manager and the log, and their descriptions by the manager."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("rlinf.job")
 _REPORT_EVERY: Final = 1.0
 _PICTURE_SECONDS: Final = 1.5
 _SHORTEST_EXTENDED: Final = 1.0
-# The serial of an operation that has already ended; no operation has it.
+# The serial that stands for an expired operation; no operation has it.
 _EXPIRED: Final = -2
 
 
@@ -30,9 +30,9 @@ class WaitReports:
 
     Args:
         me: the address of this process.
-        operations: the operations of this process that have not ended.
+        operations: the pending operations of this process.
         call: calls a method of the manager by name, with its arguments and the time limit `seconds`.
-        notify: calls a method of the manager by name, and waits for no result.
+        notify: calls a method of the manager by name, without waiting for a result.
 
     Attributes:
         long_waits: decides which waits are logged.
@@ -53,13 +53,13 @@ class WaitReports:
         return max(0.0, self._next - time.monotonic())
 
     def report(self) -> None:
-        """Report what has waited for long, to the manager and to the log."""
+        """Report long waits to the manager and to the log."""
         self._next = time.monotonic() + _REPORT_EVERY
         publication = self._operations.publication()
         if any(is_long_wait(operation, is_worker=self._is_worker) for operation in publication.operations):
             self._notify("waits_long")
         for operation in self.long_waits.due(publication):
-            # In a separate thread: explaining a wait needs answers of other processes, and of this one.
+            # In a separate thread: the description of a wait needs answers of other processes, and of this one.
             threading.Thread(
                 target=self._log, args=(operation, publication), name="rlinf-first-word", daemon=True
             ).start()
@@ -67,7 +67,7 @@ class WaitReports:
     def paused(self, target: str, seconds: float) -> float:
         """Return the number of the last `seconds` in which a process of the job waited at a breakpoint.
 
-        A shorter time limit than a second is not extended: its caller continues after it by design.
+        Time limits below a second are not extended: their callers are meant to continue after them.
         """
         if target == MANAGER or seconds < _SHORTEST_EXTENDED or self._closed:
             return 0.0
@@ -77,20 +77,20 @@ class WaitReports:
             return 0.0
 
     def picture_of(self, serial: int) -> str | None:
-        """Return a description of the peers that an operation of this process waits for, if available quickly."""
+        """Return a description of the peers that an operation of this process waits for; None if it takes too long."""
         return self._explained(serial, self._operations.publication())
 
     def picture_of_expired(self, work: Work[Any]) -> str | None:
         """Return a description of the peers that an expired operation waits for; blocks briefly."""
         if work.target == MANAGER:
             return None
-        # It may have ended already, and is described as it was.
+        # The operation may have ended already, so an entry for it is added.
         shown = Operation(work.kind, work.target, work.key, time.monotonic() - work.since, _EXPIRED)
         now = self._operations.publication()
         return self._explained(_EXPIRED, replace(now, operations=(*now.operations, shown), running=False))
 
     def close(self) -> None:
-        """Report nothing more."""
+        """Stop reporting."""
         self._closed = True
 
     def _log(self, operation: Operation, publication: Publication) -> None:

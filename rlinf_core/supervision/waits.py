@@ -1,4 +1,4 @@
-"""The waits of a job: published operations as a graph, rounds of questions, deadlocks, and waits that are logged."""
+"""The waits of a job: their graph, the rounds of questions to all processes, deadlock checks, and logged waits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Final
 from rlinf_core.supervision.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph
 from rlinf_core.waiting import FIRST_WORD_AFTER, RUNNING, Operation, OperationKind, Publication
 
-# Seconds between rounds while any process waits; slightly more than the detector's patience, so that two rounds
-# suffice.
+# Seconds between rounds while any process waits: slightly more than the detector's patience, so that two suffice.
 _LOOK_EVERY = 1.0
 _PATIENCE = 0.9
-# Seconds to wait for the last answer: a process in native code answers late or not at all.
+# The time limit for all answers: a process in native code answers late or not at all.
 _ROUND_SECONDS = 0.7
-# Shorter waits are ignored.
+# Waits of fewer seconds are ignored.
 _LONG_WAIT = 1.0
 _PUTS = frozenset({OperationKind.PUT})
 _GETS = frozenset({OperationKind.GET, OperationKind.GET_BATCH})
 _ANSWERED_BY_CHANNELS = frozenset({OperationKind.QUERY, OperationKind.CLOSE})
 _CALLS = frozenset({OperationKind.CALL, OperationKind.LAUNCH})
-# Pauses that a wait may still ask for.
+# The number of past pauses that are kept.
 _PAUSES_KEPT: Final = 256
 
 
@@ -35,7 +34,7 @@ class ChannelView:
         producers: the processes that have put into it, or wait to.
         consumers: the processes that have got from it, or wait to.
         maxsize: the bound of each key; 0 means none.
-        depths: the number of free items by key.
+        depths: the number of items, neither taken nor reserved, by key.
     """
 
     producers: tuple[str, ...] = ()
@@ -48,7 +47,7 @@ class ChannelView:
         return bool(self.producers) and not self.depths.get(key) and dead.issuperset(self.producers)
 
     def state(self, operation: Operation) -> str:
-        """Return the state of the channel for an operation, in words."""
+        """Return the state of the channel for an operation, as text."""
         depth = self.depths.get(operation.key or "default", 0)
         if operation.kind in _PUTS:
             return f"full ({depth} of {self.maxsize})" if 0 < self.maxsize <= depth else ""
@@ -57,15 +56,15 @@ class ChannelView:
 
 @dataclass(frozen=True, slots=True)
 class ProcessAnswer:
-    """The current operations of a process, as it answers the manager.
+    """The answer of a process to the manager: its current operations.
 
     Attributes:
-        in_flight: workers with unanswered calls of this process.
-        channels: the channels it hosts, by name.
+        in_flight: the workers with unanswered calls of this process.
+        channels: the channels that it hosts, by name.
         stacks: the stacks of its threads, as text, if requested.
-        recent: what it did in the last 30 s, likewise.
-        recipients: the processes to which messages of it are on their way, by incarnation; by name in the manager.
-        holds: what it holds besides, in words.
+        recent: its operations of the last 30 s, likewise.
+        recipients: the processes to which its messages are in transit: their incarnations, or names in the manager.
+        holds: descriptions of further resources that it holds.
     """
 
     publication: Publication
@@ -79,11 +78,12 @@ class ProcessAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """Known facts about a job, beyond what its processes publish.
+    """The facts about a job beyond its published operations.
 
     Attributes:
+        channels: the channels, by name.
         dead: the processes that died.
-        unknown: names in lookups that no group or channel has.
+        unknown: the names in lookups that no group or channel has.
     """
 
     channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
@@ -111,7 +111,7 @@ class JobView:
             # Any running process may still launch it.
             state = "which has not been launched"
             return Wait(operation, anyone=True, state=state)
-        # A query of a channel is answered by its process alone.
+        # Only the process of a channel answers a query of it.
         target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
         peers = operation.peers or (target,)
         wakes = frozenset(peers) if operation.detached else frozenset[str]()
@@ -135,10 +135,10 @@ class JobView:
 
 @dataclass(slots=True)
 class Round:
-    """A question to all processes, which ends at `until` (monotonic seconds), answered or not.
+    """A round of questions to all processes, which ends at `until` (monotonic seconds), answered or not.
 
     Attributes:
-        asked: the processes that are to answer.
+        asked: the processes that should answer.
         calls: the serials of the questions.
         answers: the answers so far, by process.
     """
@@ -162,7 +162,7 @@ class Round:
 def processes_of(
     answers: Mapping[str, ProcessAnswer], dead: Mapping[str, float], unknown: frozenset[str] = frozenset()
 ) -> list[Process]:
-    """Return the processes that answered, and the dead with the seconds since."""
+    """Return the processes that answered, and the dead processes, given with the seconds since their deaths."""
     channels: dict[str, ChannelView] = {}
     called: set[str] = set()
     expecting: set[str] = set()
@@ -175,8 +175,8 @@ def processes_of(
     for name, answer in answers.items():
         publication = answer.publication
         if name in expecting or (name in called and not publication.operations):
-            # A message, a call or its answer is on its way, on a link that may be slow or cut: it goes on by itself, or
-            # the link is given up.
+            # A message, a call or its reply is in transit, on a link that may be slow or cut: it arrives, or the link
+            # is declared lost.
             publication = replace(publication, running=True)
         processes.append(replace(view.process(name, publication), holds=answer.holds))
     return processes
@@ -188,7 +188,7 @@ class Watch:
     Args:
         ask: asks all processes for a round.
         end: called with a round that has ended.
-        dead: returns the dead workers, each with the seconds since.
+        dead: returns the seconds since its death for each dead worker.
     """
 
     def __init__(
@@ -214,17 +214,17 @@ class Watch:
 
     @property
     def busy(self) -> bool:
-        """Whether something is due soon."""
+        """Whether rounds are running or periodic checks are on."""
         return self._watching or bool(self._rounds)
 
     def begin(self, done: Callable[[Round], None], *, stacks: bool = False) -> None:
-        """Ask all processes; `done` is called when all have answered, or time is up."""
+        """Ask all processes; `done` is called when all have answered or the time is up."""
         round_ = Round(stacks, self._clock() + _ROUND_SECONDS, done)
         self._rounds.append(round_)
         self._ask(round_)
 
     def left(self, name: str) -> None:
-        """Note that a process has ended, and answers nothing any more."""
+        """Record that a process has ended, so that its answers are not awaited."""
         for round_ in self._rounds:
             round_.asked.discard(name)
 
@@ -254,18 +254,18 @@ def _waits(named: tuple[str, ProcessAnswer]) -> bool:
 
 
 def is_long_wait(operation: Operation, *, is_worker: bool) -> bool:
-    """Return whether an operation is a suspicious wait: a driver that waits for its workers is normal."""
+    """Return whether an operation is a long wait that may be a deadlock; a driver's calls on workers do not count."""
     if operation.kind in RUNNING or operation.age < _LONG_WAIT:
         return False
     return is_worker or operation.kind not in _CALLS
 
 
-# Group calls and peer lookups have their own messages.
+# The kinds of operations that are not logged; group calls and peer lookups have their own messages.
 _SILENT = frozenset({*RUNNING, OperationKind.IDLE, OperationKind.CALL, OperationKind.LAUNCH, OperationKind.CONNECT})
 
 
 class LongWaits:
-    """The record of logged waits: a wait is logged when it lasts twice as long as any similar one before.
+    """The record of logged waits: a wait is logged when it lasts twice as long as any similar wait logged before.
 
     So a long wait is logged at growing intervals, and regular waits of equal length, as in training steps, only once.
     """
@@ -274,12 +274,11 @@ class LongWaits:
         self._first_word_after = first_word_after
         # By operation and target: the duration from which the next wait is logged.
         self._silence: dict[tuple[OperationKind, str], float] = {}
-        # By serial: the age of an operation when a wait for it was first seen; before, its process may have done other
-        # work.
+        # By serial: the age of an operation when a wait for it was first seen. Before, its process may have worked.
         self._since: dict[int, float] = {}
 
     def due(self, publication: Publication) -> list[Operation]:
-        """Return the operations to log now; called about every second with the current operations of the process."""
+        """Return the operations to log now; to be called about every second with the current operations."""
         waited_for = [
             operation for operation in publication.operations if not (operation.detached or operation.kind in _SILENT)
         ]
@@ -303,20 +302,20 @@ class Pauses:
         self._past: deque[tuple[float, float]] = deque(maxlen=_PAUSES_KEPT)
 
     def begin(self, name: str) -> None:
-        """Note that a process has come to a breakpoint."""
+        """Record that a process waits at a breakpoint."""
         if not self._waiting:
             self._since = self._clock()
         self._waiting.add(name)
 
     def end(self, name: str) -> None:
-        """Note that a process continues, or has ended."""
+        """Record that a process continues, or has ended."""
         if name in self._waiting:
             self._waiting.remove(name)
             if not self._waiting:
                 self._past.append((self._since, self._clock()))
 
     def within(self, seconds: float) -> float:
-        """Return the number of the last `seconds` in which any process waited."""
+        """Return for how many of the last `seconds` any process waited at a breakpoint."""
         now = self._clock()
         spans = [*self._past, *([(self._since, now)] if self._waiting else [])]
         return sum(max(0.0, end - max(begin, now - seconds)) for begin, end in spans)

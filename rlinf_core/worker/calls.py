@@ -1,4 +1,4 @@
-"""The current call of a worker's code, what carries failures and results, and durations of timed calls."""
+"""The current call in a worker, the carriers of failures and results, and durations of timed calls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class MethodCall:
 
     Attributes:
         serial: its id in Ray.
-        task_key: its thread's number, or its task.
-        operation: the serial of the method among the operations in flight.
-        given_up: the error for its operations after its caller cancelled it.
+        task_key: the ident of its thread, or its task.
+        operation: the serial of the method among the pending operations.
+        given_up: the error for its operations once its caller has cancelled it.
     """
 
     serial: str
@@ -34,7 +34,7 @@ current_call: ContextVar[MethodCall | None] = ContextVar("rlinf_call", default=N
 
 
 def check_call() -> None:
-    """Raise the error of a cancelled call, so that it does not begin another wait."""
+    """Raise the error of the current call if it was cancelled, so that it does not begin another wait."""
     call = current_call.get()
     if call is not None and call.given_up is not None:
         raise call.given_up
@@ -53,7 +53,7 @@ class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
 
 def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
     """Return the error for an argument or a result that does not pickle."""
-    # Ray wraps it in its own long report.
+    # Ray wraps the error in a long report.
     cause = error.__cause__ or error
     return PayloadError(
         f"{what} cannot be sent",
@@ -65,30 +65,31 @@ def unpicklable(what: str, error: Exception, where: str | None = None) -> Payloa
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A result with the durations measured in the call, in seconds by tag."""
+    """A result with the durations measured in the call: seconds by tag."""
 
     result: Any
     durations: dict[str, float]
 
 
-# Durations of the timed calls of this process, by tag and rows: what `profile.json` of a run is made of.
+# Durations of the timed calls of this process, by tag and rows, from which a run's `profile.json` is made.
 
 
-# Calls whose durations are kept of each tag and size, the newest ones.
+# The number of newest calls whose durations are kept for each tag and size.
 _KEPT: Final = 64
-# Sizes up to this are kept apart; larger ones by their two leading digits.
+# Sizes below this are distinguished exactly; larger ones by their two leading digits.
 _EXACT: Final = 100
-# Tags and sizes that are kept; what comes beyond is not.
+# The most pairs of tag and size that are kept; calls of further pairs are not recorded.
 _MOST_KEYS: Final = 400
 
 
 class CallRecord(NamedTuple):
-    """Calls of one tag with about as many rows.
+    """The calls of one tag with about the same number of rows.
 
     Attributes:
-        rows: rows of a call on average; 0: it has none.
-        seconds: their sum.
-        newest: seconds of the newest of them.
+        rows: the average rows of a call; 0 if it has none.
+        calls: the number of calls.
+        seconds: the sum of their durations.
+        newest: the durations of the newest of them, in seconds.
     """
 
     tag: str
@@ -110,7 +111,7 @@ _calls: dict[tuple[str, int], _Calls] = {}
 
 
 def size_of(rows: int) -> int:
-    """Return the size that calls with that many rows are counted under."""
+    """Return the size under which calls with that many rows are recorded."""
     if rows < _EXACT:
         return rows
     unit = 10 ** (len(str(rows)) - 2)
@@ -118,12 +119,12 @@ def size_of(rows: int) -> int:
 
 
 def forget_calls() -> None:
-    """Forget the calls so far, as those of an earlier run in this process."""
+    """Forget all recorded calls, for example those of an earlier run in this process."""
     _calls.clear()
 
 
 def add_call(tag: str, rows: int, seconds: float) -> None:
-    """Count a call that took that long."""
+    """Record a call of that duration."""
     size = size_of(rows)
     kept = _calls.get((tag, size))
     if kept is None:
@@ -137,7 +138,7 @@ def add_call(tag: str, rows: int, seconds: float) -> None:
 
 
 def call_records() -> list[CallRecord]:
-    """Return the calls of this process so far."""
+    """Return the recorded calls of this process so far."""
     return [
         CallRecord(tag, kept.rows / kept.calls, kept.calls, kept.seconds, tuple(kept.newest))
         for (tag, _), kept in list(_calls.items())

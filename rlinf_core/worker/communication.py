@@ -9,6 +9,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import InvalidNameError, RuntimeFailure
+from rlinf_core.suggest import as_index
 from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.worker.calls import check_call
 
@@ -22,30 +23,30 @@ if TYPE_CHECKING:
 class Communication:
     """The communication methods of a worker.
 
-    A peer is named by its group and its rank there. The group of workers that another worker launched is named by that
-    worker's address, as in `env:0`. All operations of a pair in one direction match in the order of issue.
+    A peer is named by its group and its rank there. A group that a worker launched is named by that worker's address,
+    such as `env:0`. All operations of a pair in one direction match in the order of issue.
 
     Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
 
-    * `CommunicationTimeoutError` when it passes, with a description of the waits,
+    * `CommunicationTimeoutError` when the timeout passes, with a description of the waits,
     * `DeadlockError` as soon as no process can ever wake it,
     * `WorkerDiedError` when the peer's process is gone,
     * `UnknownGroupError` or `PeerNotFoundError` when there is no such peer,
-    * `MismatchError` when the two sides do not fit,
+    * `MismatchError` when the operations of the two sides do not fit each other,
     * `PayloadError` when an object cannot be sent.
 
-    With `async_op=True` it returns at once a handle with `wait()`, `async_wait()`, `done()` and `then(function)`, and
-    what is sent must not change before the handle's `wait`.
+    With `async_op=True` it returns at once a handle with `wait()`, `async_wait()`, `done()` and `then(function)`; a
+    sent object must not change before the handle's `wait`.
     """
 
     config_section: ClassVar[str | None] = None
-    """The section of the configuration that is this class's own, as in `actor`. A group whose constructor is given the
-    configuration takes its name from `group_name` of that section, unless `launch` names it."""
+    """The section of the configuration for this class, for example `actor`. If the constructor's arguments hold the
+    configuration, the group takes its name from `group_name` of that section, unless `launch` names it."""
 
     forked: ClassVar[bool] = False
-    """Whether processes of the group on one node are forked from one that has imported the class's module, whose memory
-    they share. For groups of many: the module, and all that it imports, must start no thread, as torch may. NumPy
-    computes with one. Such a process joins Ray when it first launches a group or calls one."""
+    """Whether the group's processes on one node are forked from a process that has imported the class's module, and
+    share its memory. It suits groups of many workers. The module and its imports must start no thread, as torch may;
+    NumPy computes with one thread. A forked process joins Ray when it first launches or calls a group."""
 
     _rlinf_groups: dict[tuple[WorkerAddress, ...], CollectiveGroup] | None = None
 
@@ -104,9 +105,10 @@ class Communication:
         timeout: float | None = None,
         piggyback_payload: object = None,
     ) -> Work[None] | None:
-        """Send any picklable object; tensors and arrays in it are not copied by pickle, wherever they are nested.
+        """Send any picklable object; pickle does not copy the tensors and arrays in it, at any depth.
 
-        Returns when the object may be modified, without waiting for the peer to receive it.
+        Returns when the object may be modified, without waiting for the peer to receive it. Tensors arrive detached,
+        and views of one tensor as tensors of their own.
 
         A `piggyback_payload` other than None travels in the same message: the peer's `recv` returns the pair
         `(object, piggyback_payload)`.
@@ -125,7 +127,7 @@ class Communication:
         self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None
     ) -> Any: ...
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None) -> Any:
-        """Return the next object that the peer sends here; a pair where it was sent with a `piggyback_payload`."""
+        """Return the next object that the peer sends here; a pair if it was sent with a `piggyback_payload`."""
         peer = peer_address(src_group_name, src_rank)
         return self._rlinf_pair(peer).recv(peer, async_op=async_op, timeout=timeout)
 
@@ -142,8 +144,8 @@ class Communication:
     ) -> Work[None] | None:
         """Send one tensor to a `recv_tensor` with a buffer of its size and dtype, without metadata.
 
-        A mismatch is an error on both sides: here it is raised by the handle, or at the end of the method during which
-        it was reported. Later operations are not affected.
+        A mismatch is an error on both sides: here the handle raises it, or else the method during which it was
+        reported, at its end. Later operations are not affected.
         """
         peer = peer_address(dst_group_name, dst_rank)
         return self._rlinf_pair(peer).send_tensor(tensor, peer, async_op=async_op, timeout=timeout)
@@ -164,20 +166,38 @@ class Communication:
     # Many
 
     def send_to(self, objects: Mapping[int, object], dst_group_name: str, *, timeout: float | None = None) -> None:
-        """Send to several workers of a group, each its own object: `{rank: object}`.
+        """Send to several workers of a group, to each its own object: `{rank: object}`.
 
-        Returns when the objects may be modified. All are sent concurrently; each worker receives its own with `recv`.
+        Returns when the objects may be modified. They are sent concurrently; each worker receives its own with `recv`.
         """
-        sent = [self.send(obj, dst_group_name, rank, True, timeout=timeout) for rank, obj in objects.items()]
+        sent: list[Work[None]] = []
+        try:
+            for rank, obj in objects.items():
+                sent.append(self.send(obj, dst_group_name, rank, True, timeout=timeout))
+        finally:
+            # After a failure, too, the caller may modify the objects.
+            for work in sent:
+                work.wait_until(work.deadline)
         for work in sent:
             work.wait()
 
     def recv_from(
         self, src_group_name: str, src_ranks: Iterable[int], *, timeout: float | None = None
     ) -> dict[int, Any]:
-        """Return the next object of each of several workers of a group, by rank and in the order of `src_ranks`."""
-        received = {rank: self.recv(src_group_name, rank, True, timeout=timeout) for rank in src_ranks}
-        return {rank: work.wait() for rank, work in received.items()}
+        """Return the next object from each of several workers of a group, by rank in the order of `src_ranks`.
+
+        If one receive fails, the others are cancelled, and objects that have arrived are dropped.
+        """
+        received: dict[int, Work[Any]] = {}
+        try:
+            for rank in dict.fromkeys(src_ranks):
+                received[rank] = self.recv(src_group_name, rank, True, timeout=timeout)
+            return {rank: work.wait() for rank, work in received.items()}
+        except BaseException as error:
+            # A receive that is left behind would take a message from a later one.
+            for work in received.values():
+                work.fail(error)
+            raise
 
     def broadcast(
         self,
@@ -188,21 +208,21 @@ class Communication:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Send the object of `src` to every member, and return it; other members may pass anything.
+        """Send the object of `src` to every member, and return it.
 
         Every member calls it, with the same groups and source.
 
         Args:
-            object: what `src` sends.
-            groups: the members, as in `["rollout"]`: names of groups, or pairs of a name and its rank or ranks. `src`
-                may be among them.
-            src: group name and rank, or the address, of the one that sends. Default: the first rank of the first of
+            object: the object that `src` sends; ignored in other members.
+            groups: the members, for example `["rollout"]`: names of groups, or pairs of a name and its rank or ranks.
+                `src` may be among them.
+            src: the group name and rank, or the address, of the sender; by default the first rank of the first of
                 `groups`.
             async_op: whether to return a handle at once.
             timeout: seconds.
 
         Raises:
-            InvalidNameError: `groups` or `src` is of another form.
+            InvalidNameError: `groups` or `src` has another form.
         """
         named = broadcast_members(groups)
         source = source_address(src, named)
@@ -242,7 +262,7 @@ class Communication:
         return client
 
 
-# A group by name, or one or some of its ranks.
+# A group by name, or a pair of the name and one or several of its ranks.
 Members = str | tuple[str, int | Sequence[int]]
 
 
@@ -258,7 +278,7 @@ def peer_address(group_name: str, rank: int) -> WorkerAddress:
 def source_address(
     src: tuple[str, int] | WorkerAddress | None, members: Sequence[tuple[str, Sequence[int] | None]] = ()
 ) -> WorkerAddress:
-    """Return the address of a broadcast's sender; without `src` the first of the members.
+    """Return the address of a broadcast's sender; without `src`, that of the first member.
 
     Raises:
         InvalidNameError: `src` is neither a pair nor an address, or there is no first member.
@@ -299,8 +319,9 @@ def _member(member: object) -> tuple[str, Sequence[int] | None]:
     if len(parts) != 2 or not isinstance(parts[0], str):
         raise _not_members(cast("object", member), None)
     name, ranks = parts[0], parts[1]
-    if isinstance(ranks, int):
-        return name, (ranks,)
+    rank = as_index(ranks)
+    if rank is not None:
+        return name, (rank,)
     if not isinstance(ranks, Iterable) or isinstance(ranks, str | bytes):
         raise _not_members(parts, f"write `({name!r}, [{ranks!r}])`")
     listed = cast("Iterable[int]", ranks)

@@ -1,6 +1,6 @@
 """A forked process of a group: takes calls from its host, and answers them.
 
-It joins Ray when something in it first needs Ray: launching a group or a channel, and calling another group.
+It joins Ray when its code first needs Ray: to launch a group or a channel, or to call another group.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LENGTH: Final = struct.Struct("!Q")
 
 
 class HostedCall(NamedTuple):
-    """A call.
+    """A call that the host passes on.
 
     Attributes:
         serial: its id in Ray.
         method: the method of `WorkerProcess`.
         task: the worker's method, for `WorkerProcess.call`.
-        arguments: pickled: the positional and the named ones.
-        values: those positional ones that Ray has resolved, by position.
+        arguments: the positional and named arguments, pickled.
+        values: the positional arguments that Ray has resolved, by position.
     """
 
     serial: str
@@ -60,7 +60,7 @@ class _ForkedProcess:
         self._sending = threading.Lock()
 
     def serve(self, concurrency: int | None) -> None:
-        """Serve calls on this thread, or several at once on others, until the host exits."""
+        """Serve calls on this thread, or up to `concurrency` at once on other threads, until the host exits."""
         threading.Thread(target=self._receive, name="rlinf-calls", daemon=True).start()
         if concurrency is None:
             while True:
@@ -78,7 +78,7 @@ class _ForkedProcess:
                 self._asked.put(pickle.loads(_exactly(stream, length)))  # noqa: S301
         except (OSError, EOFError):
             pass  # the host has ended
-        except Exception:  # noqa: BLE001 - without this thread every caller would wait for ever
+        except Exception:  # noqa: BLE001 - without this thread every caller would wait forever
             traceback.print_exc()
         os._exit(1)
 
@@ -86,10 +86,10 @@ class _ForkedProcess:
         try:
             self._answer(ask)
         except SystemExit as end:
-            # In a thread it would only end that.
+            # In this thread, SystemExit would end only the thread.
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
-            os._exit(end.code if isinstance(end.code, int) else 1)
+            os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
     def _answer(self, ask: HostedCall) -> None:
         self._task.name, self._task.serial = ask.task, ask.serial
@@ -126,9 +126,9 @@ def main(connection: int, name: str, address: str, namespace: str, concurrency: 
 
     Args:
         connection: the descriptor of the socket to the host.
-        address: the address of the Ray that the host is in.
-        namespace: the job's in it.
-        concurrency: the number of calls that it answers at once; None: one after another, on the main thread.
+        address: the address of the host's Ray.
+        namespace: the job's namespace in it.
+        concurrency: the number of concurrent calls; None for one after another, on the main thread.
     """
     join_at_first_use(lambda ray: engine.join_late(ray, address, namespace))
     _ForkedProcess(socket.socket(fileno=connection), name).serve(concurrency)

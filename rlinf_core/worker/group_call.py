@@ -1,4 +1,4 @@
-"""A call of a method on ranks of a group, as far as its answers have come."""
+"""A call of a method on ranks of a group, with the answers so far."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.errors import PayloadError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.deaths import ProcessGone, describe_death
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A worker as known by its group; its pid is set once it is constructed."""
+    """A worker in the records of its group; its pid is set once it is constructed."""
 
     address: WorkerAddress
     actor: Any
@@ -28,12 +29,12 @@ class GroupMember:
 
     @property
     def place(self) -> str:
-        """The node and process it runs in, as in `node 1 (10.0.0.2), pid 4711`."""
+        """The node and process in which it runs, for example `node 1 (10.0.0.2), pid 4711`."""
         return self.node if self.pid is None else f"{self.node}, pid {self.pid}"
 
 
 class GroupCall(Generic[T]):
-    """The results of one method on some ranks of a group, and what has failed; `WorkerGroupHandle` waits for them.
+    """The results and failures of one method on some ranks of a group; `WorkerGroupHandle` waits for them.
 
     Attributes:
         group: the name of the group.
@@ -85,7 +86,7 @@ class GroupCall(Generic[T]):
         return [m.address for m, ref in zip(self._members, self._references, strict=True) if ref in waiting]
 
     def failure(self, grace: float = 0) -> WorkerGroupError | None:
-        """Return the call's failure so far, or within `grace` seconds; None if none. Marks it as reported for Ray."""
+        """Return the call's failure so far, or within `grace` seconds, or None. Ray then does not print it."""
         if not self._settled:
             self._take(self._failures(grace))
         return self._error
@@ -125,7 +126,7 @@ class GroupCall(Generic[T]):
         return {**self._vanished(), **failures}
 
     def _vanished(self) -> dict[int, Exception]:
-        """Return the ranks whose hosts are gone, which the manager detects much earlier than Ray."""
+        """Return the errors of ranks whose hosts are gone, which the manager detects much earlier than Ray."""
         client = current_client()
         if client is None or self._settled:
             return {}
@@ -144,7 +145,15 @@ class GroupCall(Generic[T]):
             client = current_client()
             deaths = client.deaths if client is not None else None
             return describe_death(deaths, cause or error, str(member.address), member.node, member.incarnation)
+        in_worker = isinstance(cause, ray.exceptions.RaySystemError)
+        not_rebuilt = getattr(cause if in_worker else error, "client_exc", None)
+        if isinstance(not_rebuilt, Exception):
+            return PayloadError(
+                f"{'an argument' if in_worker else 'the result'} of `{self.method}` cannot be rebuilt",
+                where=str(member.address) if in_worker else None,
+                why=f"{type(not_rebuilt).__name__}: {not_rebuilt}",
+            )
         if isinstance(cause, Exception):
-            # The method's own errors arrive as `RemoteFailure`: here Ray failed to pickle its result.
+            # Errors of the method arrive as `RemoteFailure`, so here Ray failed to pickle the result.
             return unpicklable(f"the result of `{self.method}`", cause, where=str(member.address))
         return error

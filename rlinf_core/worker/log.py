@@ -1,12 +1,13 @@
-"""Logs of workers: each line with the worker's address, to the process's output and to the worker's log file.
+"""Logs of workers: lines with the worker's address go to the output of the process and to the worker's log file.
 
-The file also contains the output of the worker's code, with known secret values masked. It is on the worker's node.
+The file, on the worker's node, also contains the output of the worker's code, with known secret values masked.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ LOGGER = logging.getLogger("rlinf")
 
 
 def set_up_logging(context: WorkerContext) -> None:
-    """Set up logging of this worker; once per process."""
+    """Set up the logging of this worker; to be called once per process."""
     remember((*environment_secrets(), *context.session.secrets))
     formatter = hiding_formatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
@@ -47,7 +48,7 @@ def set_up_logging(context: WorkerContext) -> None:
     LOGGER.setLevel(env_vars.LOG_LEVEL.get())
     LOGGER.propagate = False
     if problem is not None:
-        # A run does not fail for its log: on another node the driver's folders may be missing or read-only.
+        # A missing log does not fail the run: on another node the driver's folders may be missing or read-only.
         LOGGER.warning("this worker has no log file on its node: %s", problem)
 
 
@@ -56,7 +57,8 @@ def _open(folder: Path, context: WorkerContext) -> TextIO:
     name = "_".join(map(str, context.address.ranks))
     # On another node the run's folder may not exist yet.
     folder.parent.mkdir(parents=True, exist_ok=True)
-    component = context.session.log_names.get(group, group)
+    # A name such as `../x` must not lead out of the folder.
+    component = re.sub(r"^\.+|/", "_", context.session.log_names.get(group, group))
     descriptor = open_log(folder.parent, f"{folder.name}/{component}/rank_{name}.log")
     return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
 
@@ -68,7 +70,7 @@ def _moment() -> str:
 
 
 class Tee:
-    """A stream that also writes to a file; a full disk there must not fail the process's code.
+    """A stream that also writes to a file; an error of the file, such as a full disk, is ignored.
 
     Known secret values are masked in both, unless split over several writes.
     """

@@ -1,7 +1,7 @@
-"""The process that a user's worker lives in: an actor of Ray, or a forked one (`process_host`).
+"""The process of a user's worker: an actor of Ray, or a forked process (see `process_host`).
 
-Ray knows only this class. The user's class arrives pickled and is imported after ranks and devices are set in the
-environment, so that modules that read them, or initialise CUDA, at import see the right ones.
+Ray sees only this class. The user's class arrives pickled and is imported after ranks and devices are set in the
+environment, so that modules that read them, or initialize CUDA, on import see the right ones.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from rlinf_core.worker.unanswered_calls import unanswered
 
 T = TypeVar("T")
 
-# More than the calls that a cancelling caller leaves on one worker.
+# The most cancelled calls that are remembered: more than a cancelling caller leaves on one worker.
 _CANCELLED_KEPT = 4096
 
 
 class CurrentTask(threading.local):
-    """The call that the current thread of a forked process answers; in the place of Ray's runtime context."""
+    """The call that the current thread of a forked process answers; replaces Ray's runtime context."""
 
     name = ""
     serial = ""
@@ -76,8 +76,8 @@ class WorkerProcess:
     """One process of a worker group. Methods run one after another on the process's main thread.
 
     Args:
-        name: address of the worker that will live in it.
-        task: the current call; by default as Ray knows it.
+        name: the address of the worker that will live in it.
+        task: the source of the current call; by default Ray's runtime context.
     """
 
     def __init__(self, name: str, task: CurrentTask | None = None) -> None:
@@ -87,27 +87,27 @@ class WorkerProcess:
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
         self._calls: dict[str, MethodCall] = {}
-        # Calls cancelled by their callers, oldest first. Ones that had already returned stay, so the number is limited.
+        # Calls cancelled by their callers, oldest first. Calls that had returned before stay, so the number is limited.
         self._cancelled: dict[str, Exception] = {}
         self._memory = PeakMeter()
         self._profile: Profile | None = None
-        # Why no further call may begin, during the group's shutdown.
+        # The error of further calls during the group's shutdown.
         self._dismissed: Exception | None = None
 
     def __repr__(self) -> str:
-        """Return Ray's prefix for lines of this process; Ray asks once, at its start."""
+        """Return the prefix that Ray gives to lines of this process; Ray asks once, at its start."""
         return self._name
 
     def find_port(self) -> int:
         return free_port()
 
     def construct(self, context: WorkerContext, manager: EndpointInfo, pickled: bytes, master_port: int) -> int:
-        """Construct the worker; return the pid. `pickled` is its class and the arguments of its constructor.
+        """Construct the worker; return the pid. `pickled` holds its class and the arguments of its constructor.
 
-        `master_port` is that of the group's `torch.distributed` rendezvous, on `context.master_addr`.
+        `master_port` is the port of the group's `torch.distributed` rendezvous, on `context.master_addr`.
 
         Raises:
-            RemoteFailure: with the exception of its class's import or its constructor.
+            RemoteFailure: the import of the class or its constructor failed; carries that exception.
         """
         context = self._context = _rehearsing(context)
         lost = device_claims.keep(context.claims)
@@ -131,7 +131,7 @@ class WorkerProcess:
         return os.getpid()
 
     def _join(self, context: WorkerContext, manager: EndpointInfo) -> None:
-        """Make this process reachable for its peers, before user code that may look for them."""
+        """Make this process reachable for its peers, before it runs user code, which may communicate."""
         placement = context.placement
         client = ManagerClient(
             context.session, manager, context.address, ip=advertised_on(context.node_ip), fallback=pickle_by_value
@@ -152,9 +152,9 @@ class WorkerProcess:
         """Call the worker's method that the task is named after; return its result, as a `Timed` if timers ran in it.
 
         Raises:
-            RemoteFailure: with its exception.
+            RemoteFailure: the method failed; carries its exception.
         """
-        # Not an argument, which would cost Ray more than everything done here.
+        # Passing the method as an argument would cost Ray more than everything done here.
         method: str = self._task.get_task_name()
 
         def run(call: MethodCall) -> Any:
@@ -162,7 +162,7 @@ class WorkerProcess:
             if inspect.isawaitable(result):
                 result = self._await(method, result, call)
             if isinstance(result, (GeneratorType, AsyncGeneratorType)):
-                # Ray would run it, and return its first item.
+                # Ray would run the generator, and return only its first item.
                 raise TypeError(
                     f"`{type(self._worker).__name__}.{method}` returned a generator, which cannot be sent: return a"
                     " list, or put the items into a channel"
@@ -175,7 +175,7 @@ class WorkerProcess:
             except RemoteFailure:
                 if self._cancelled.pop(self._task.get_task_id(), None) is None:
                     raise
-                # Its caller already has its error; Ray would print an unretrieved one.
+                # The caller has the error already; Ray would print an error that nobody retrieves.
                 return None
         return Timed(result, durations) if durations else result
 
@@ -208,7 +208,7 @@ class WorkerProcess:
                 raise mismatch
             return result
         except BaseException as error:  # noqa: BLE001 - user code can raise anything
-            # What a call raises after the shutdown interrupted it is a consequence.
+            # Errors of a call that the shutdown interrupted are a consequence of the shutdown.
             failed = self._failure((self._dismissed if isinstance(error, Exception) else None) or error)
             failure = failed.error.summary
             raise failed from None
@@ -220,7 +220,7 @@ class WorkerProcess:
             del self._calls[call.serial]
 
     def _await(self, method: str, result: Awaitable[Any], call: MethodCall) -> Any:
-        """Return the result of an asynchronous method, which runs as a task and can be published as waiting."""
+        """Return the result of an asynchronous method, run as a task whose waits are published."""
         client = self._connected
 
         async def run() -> Any:
@@ -247,7 +247,7 @@ class WorkerProcess:
             call = self._calls.get(serial)
             if call is not None:
                 call.given_up = error
-                # If it is the only call, all waits here belong to it, including its own tasks.
+                # If it is the only call, all waits of the process belong to it, including those of its tasks.
                 client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)
 
     def _dismiss(self, context: WorkerContext) -> CancelledOperationError:
@@ -278,15 +278,15 @@ class WorkerProcess:
         return call_records()
 
     def fail_exchange(self, peers: tuple[str, ...]) -> None:
-        """Fail the operations with these workers that failed or cancelled calls left behind."""
+        """Fail the pending operations with these workers, which failed or cancelled calls left behind."""
         for name in peers:
             error = CancelledOperationError("the exchange is started over")
             self._connected.endpoint.fail(error, WorkerAddress.from_name(name))
 
     def drop_messages(self, peers: tuple[str, ...], mark: str) -> None:
-        """Receive what these workers have sent up to `mark`, which each of them is called to send, and drop it.
+        """Receive and drop the messages of these workers up to `mark`, which each of them sends in this call, too.
 
-        All of them have called `fail_exchange` before: a receive that was left behind would take the mark.
+        All of them must have called `fail_exchange` before: a receive left behind would take the mark.
 
         Raises:
             RemoteFailure: a peer has died, or does not send.
@@ -300,7 +300,7 @@ class WorkerProcess:
         sent = [group.send(mark, address, async_op=True) for address, group in groups]
         for address, group in groups:
             while True:
-                # What is dropped may be of another kind, or not be whole.
+                # A dropped message may be a tensor, or may not unpickle.
                 with contextlib.suppress(MismatchError, PayloadError):
                     if group.recv(address) == mark:
                         break
@@ -321,7 +321,7 @@ class WorkerProcess:
 
     def _failure(self, error: BaseException) -> RemoteFailure:
         if isinstance(error, SystemExit):
-            # sys.exit() in a worker ends its process.
+            # `sys.exit()` in a worker ends its process.
             if self._client is not None:
                 self._client.tell_exit_reason(f"it called `sys.exit({error.code!r})`")
             raise error
@@ -330,8 +330,8 @@ class WorkerProcess:
 
 
 def _rehearsing(context: WorkerContext) -> WorkerContext:
-    """Return the context of a process that works, unchanged; or, once its calls are paced, that of one that rehearses:
-    without accelerators and robots, which may be others'.
+    """Return the context; in a rehearsal, pace the calls of this process and return the context without accelerators
+    and robots, which other jobs may use.
     """
     if context.session.pacing is None:
         return context
@@ -348,7 +348,10 @@ def _make(context: WorkerContext, pickled: bytes) -> Any:
     worker_class, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the driver, through Ray
     worker = worker_class.__new__(worker_class)
     worker._rlinf_bind(replace(context, hardware=tuple(unit.on_node(os.environ) for unit in context.hardware)))
-    worker.__init__(*args, **kwargs)
+    made = worker.__init__(*args, **kwargs)
+    if made is not None:
+        # As if the class were called: an `async def` would never run.
+        raise TypeError(f"`{worker_class.__name__}.__init__` must return None, not {type(made).__name__!r}")
     return worker
 
 
@@ -364,7 +367,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # It ended a task, and is raised to the task's waiters. The loop continues for all others.
+            # The error ended a task, whose waiters get it. The loop must continue for all other tasks.
             continue
         return
 
@@ -373,7 +376,7 @@ def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, run on the worker's loop with the context variables of the caller.
 
     Raises:
-        BaseException: whatever it raised, `SystemExit` and `KeyboardInterrupt` included.
+        BaseException: the error of the coroutine, including `SystemExit` and `KeyboardInterrupt`.
     """
 
     loop = _loop()

@@ -1,7 +1,7 @@
-"""The actor that hosts the processes of a group on one node, and its callers' handles of them.
+"""The actor that hosts the processes of a group on one node, and the handles of these processes for callers.
 
-Ray carries calls to this actor alone, which passes them on unread. Its processes are forked, so that one more costs
-some hundredths of a second and the memory that it writes to.
+Ray carries calls only to this actor, which passes them on without unpickling. Its processes are forked, so that another
+one costs some hundredths of a second and the memory that it writes to.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.supervision.deaths import GONE, ProcessGone
 from rlinf_core.worker.forked_process import LENGTH, HostedAnswer, HostedCall, main
 
-# Grace period for replies of a process that exited.
+# The grace period for replies of a process that exited.
 _LAST_ANSWERS_SECONDS: Final = 1.0
-# Of the engine's asynchronous actors: calls that are under way at once. More wait.
+# The most concurrent calls of Ray's asynchronous actor; further calls wait.
 CONCURRENCY: Final = 1 << 16
 
 
 class Pickled:
-    """A result that unpickles as the value itself: the host passes it on unread."""
+    """A pickled result that unpickles as the value itself, so that the host passes it on without unpickling."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -38,14 +38,14 @@ class Pickled:
 
 
 class _Line:
-    """Calls of one caller on one process that wait for their turn: Ray does not keep the order."""
+    """The calls of one caller on one process, put in order: Ray does not keep the order."""
 
     def __init__(self) -> None:
         self._next = 0
         self._waiting: dict[int, Callable[[], None]] = {}
 
     def take(self, number: int, send: Callable[[], None]) -> None:
-        """Send this call, and those after it that have come already, once all before it were sent."""
+        """Send call `number` once all earlier calls were sent, then the later calls that have already arrived."""
         self._waiting[number] = send
         while (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
@@ -53,11 +53,11 @@ class _Line:
 
 
 class _Process:
-    """A process as its host knows it.
+    """A process in the records of its host.
 
     Args:
         reader, writer: the connection to it.
-        ended: gets its wait status as of `os.waitpid`, or the reason why it has none.
+        ended: the future wait status, as of `os.waitpid`, or the reason why there is none.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class _Process:
         ended.add_done_callback(self._begin_to_end)
 
     def call(self, caller: str, number: int, ask: HostedCall) -> asyncio.Future[HostedAnswer]:
-        """Send a call in its turn, which is the caller's of that number; return its future answer."""
+        """Send the caller's call of that number in its turn; return the future answer."""
         answer: asyncio.Future[HostedAnswer] = asyncio.get_running_loop().create_future()
 
         def send() -> None:
@@ -82,7 +82,7 @@ class _Process:
                 return
             try:
                 frame = pickle.dumps(ask)
-            except Exception as error:  # noqa: BLE001 - a value of this call; it may be another one's turn
+            except Exception as error:  # noqa: BLE001 - a value of this call is at fault; other calls must continue
                 answer.set_exception(error)
                 return
             self._answers[ask.serial] = answer
@@ -95,7 +95,7 @@ class _Process:
         self._ending = asyncio.create_task(self._fail(ended.result()))
 
     async def _fail(self, status: int | str) -> None:
-        # Its own children may hold the connection open.
+        # With a time limit: children of the process may hold the connection open.
         await asyncio.wait([self._reading], timeout=_LAST_ANSWERS_SECONDS)
         answers, self._answers = self._answers, {}
         for answer in answers.values():
@@ -107,21 +107,21 @@ class _Process:
         try:
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                # From a process that this one has made; what it holds of the worker stays pickled.
+                # From a process that this one has forked; values of the worker in it stay pickled.
                 answer: HostedAnswer = pickle.loads(await reader.readexactly(length))  # noqa: S301
                 future = self._answers.pop(answer.serial, None)
                 if future is not None and not future.done():
                     future.set_result(answer)
         except (asyncio.IncompleteReadError, OSError):
-            pass  # the server reports its end
+            pass  # the fork server reports the end of the process
 
 
 class ProcessHost:
     """The host of a group's processes on one node.
 
     Args:
-        modules: imported once for all processes.
-        concurrency: the number of calls that each of them answers at once; None: one after another, on the main thread.
+        modules: the modules to import once for all processes.
+        concurrency: the number of concurrent calls in each process; None for one after another, on the main thread.
         folders, working_folder: the folders and working folder to import from, as in `Session`.
     """
 
@@ -139,7 +139,7 @@ class ProcessHost:
         context = ray_api().get_runtime_context()
         settings = ForkSettings(
             entry=f"{main.__module__}:{main.__name__}",
-            # A class of the driver's script comes by value, which needs the library that pickled it.
+            # A class of the driver's script is pickled by value, which needs `ray.cloudpickle` to unpickle.
             modules=(main.__module__, *("ray.cloudpickle" if name == "__main__" else name for name in modules)),
             path=tuple(sys.path),
             logs=os.path.join(session_folder(), "logs"),
@@ -153,18 +153,18 @@ class ProcessHost:
         self._listens = False
 
     def __repr__(self) -> str:
-        """Return Ray's prefix for lines of this process; Ray asks once, at its start."""
+        """Return the prefix that Ray gives to lines of this process; Ray asks once, at its start."""
         return self._name
 
     async def _process(self, name: str) -> _Process:
-        """Return the process of a worker, which is forked at the first call."""
+        """Return the process of a worker, which is forked on the first call."""
         if name not in self._processes:
             self._processes[name] = asyncio.create_task(self._start(name))
         return await asyncio.shield(self._processes[name])
 
     async def _start(self, name: str) -> _Process:
         loop = asyncio.get_running_loop()
-        # Its end may be reported before the connection to it stands.
+        # Made first: the end of the process may be reported before the connection to it is open.
         ended = self._ends[name] = loop.create_future()
         if not self._listens:
             self._listens = True
@@ -198,18 +198,18 @@ class ProcessHost:
         positions: tuple[int, ...],
         *values: Any,
     ) -> Pickled:
-        """Have a process call a method of its `WorkerProcess`; return its result.
+        """Call a method of a process's `WorkerProcess`; return the result.
 
         Args:
-            caller: a name that no other caller has.
-            number: the place of the call among those that it makes on the process, from 0.
-            method: a method of `WorkerProcess`; `call` calls that of the worker which this task is named after.
-            arguments: the positional and the named ones, pickled.
-            positions: the positions of the arguments that `values` takes the place of.
+            caller: a unique name of the caller.
+            number: the number of the call among the caller's calls on the process, from 0.
+            method: a method of `WorkerProcess`; `call` calls the worker's method with the name of this Ray task.
+            arguments: the positional and named arguments, pickled.
+            positions: the positions of the positional arguments that `values` replace.
             values: the values of references, which Ray has resolved.
 
         Raises:
-            RemoteFailure: with the exception of the method.
+            RemoteFailure: the method failed; carries its exception.
             ProcessGone: the process has ended.
         """
         serial, task = self._context.get_task_id(), self._context.get_task_name()
@@ -235,14 +235,14 @@ def _gone(status: int | str) -> ProcessGone:
 
 
 class HostHandle:
-    """A host, and the names of those of its processes that this caller has not ended."""
+    """A handle of a host, with the names of its processes that this caller has not ended."""
 
     def __init__(self, actor: Any, names: Iterable[str]) -> None:
         self.actor = actor
         self.names = set(names)
 
     def end(self, name: str) -> None:
-        """End a process; with the last one, the host."""
+        """End a process; if it is the last one, end the host."""
         self.names.discard(name)
         if self.names:
             self.actor.end.remote(name)
@@ -251,7 +251,7 @@ class HostHandle:
 
 
 class HostedActor:
-    """The methods of one forked process, called as those of an actor: `actor.METHOD.remote(...)`."""
+    """A forked process whose methods are called like those of an actor: `actor.METHOD.remote(...)`."""
 
     def __init__(self, host: HostHandle, name: str) -> None:
         self._host, self._name = host, name
@@ -263,11 +263,11 @@ class HostedActor:
         return HostedMethod(self, method)
 
     def kill(self) -> None:
-        """End the process, or one that has ended already."""
+        """End the process, even if it has ended already."""
         self._host.end(self._name)
 
     def ended(self) -> Any:
-        """Kill the process; return a reference to its having ended."""
+        """Kill the process; return a reference that resolves when it has ended."""
         return self._host.actor.end.remote(self._name)
 
     def _call(self, method: str, task: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -276,7 +276,7 @@ class HostedActor:
         positional = [None if position in values else value for position, value in enumerate(args)]
         pickled = ray.cloudpickle.dumps((positional, kwargs))
         carried = self._host.actor.call.options(name=task)
-        # Numbered last: one that is never sent would be waited for.
+        # Numbered last: the host would wait for a number that is never sent.
         number = next(self._numbers)
         return carried.remote(self._name, self._caller, number, method, pickled, tuple(values), *values.values())
 
@@ -288,9 +288,9 @@ class HostedMethod:
         self._actor, self._method, self._task = actor, method, task or method
 
     def options(self, *, name: str) -> HostedMethod:
-        """Return the method under another name of its task."""
+        """Return the method with another task name."""
         return HostedMethod(self._actor, self._method, name)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; return Ray's reference to its result."""
+        """Call the method; return Ray's reference to its result."""
         return self._actor._call(self._method, self._task, args, kwargs)  # pyright: ignore[reportPrivateUsage] - one of its own

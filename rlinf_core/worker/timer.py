@@ -1,4 +1,4 @@
-"""Durations of parts of a method, by tag, separately for each call.
+"""Timers: durations of parts of a method, by tag, separately for each call.
 
     with timer("train_step"):
         ...
@@ -6,8 +6,8 @@
     @timer("train_step")
     def train_step(self, batch): ...
 
-Durations are assigned to the current call by context variable, so overlapping calls in one process do not mix; threads
-and tasks inherit it if they copy the context, as `asyncio` does. Outside of a call they are dropped.
+A context variable assigns durations to the current call, so overlapping calls in one process do not mix; threads and
+tasks inherit it if they copy the context, as `asyncio` does. Outside of a call, they are not collected.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 from rlinf_core.process import pacing, tracing
+from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.worker.calls import add_call
 
 if TYPE_CHECKING:
@@ -56,37 +57,55 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
 
     Args:
         tag: the name of the duration; by default the name of the decorated or enclosing function.
-        rows: the size of what is done, such as environments or tokens: durations are also kept by it (`call_record`).
+        rows: the size of the work, such as environments or tokens, by which durations are also kept (`call_records`).
+
+    Raises:
+        TypeError: `tag` is not text, as the function in `@Worker.timer` without a call.
+        ValueError: `rows` is not an integer >= 0.
     """
 
     __slots__ = ("_began", "_holder", "_named", "rows", "tag")
 
     def __init__(self, tag: str | None = None, rows: int = 0) -> None:
-        self.rows = rows
+        if tag is not None and not isinstance(tag, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise TypeError(f'the tag of a timer is text, as in `@Worker.timer("step")`, not {short_repr(tag)}')
+        number = as_index(rows)
+        if number is None or number < 0:
+            raise ValueError(f"`rows` of a timer is {short_repr(rows)}, expected an integer >= 0")
+        self.rows = number
         self._named = tag is not None
         self.tag = tag if tag is not None else caller_of(inspect.currentframe())
-        self._began = 0.0
+        # Of each unfinished use, as one timer may time nested blocks.
+        self._began: list[float] = []
         self._holder: socket.socket | None = None
 
     def __enter__(self) -> None:
         if pacing.active is not None:
             self._holder = pacing.active.begin(self.tag)
-        self._began = time.perf_counter()
+        self._began.append(time.perf_counter())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        began = self._began.pop()
         if pacing.active is not None:
-            pacing.active.end(self.tag, self.rows, self._began, self._holder)
+            pacing.active.end(self.tag, self.rows, began, self._holder)
         ended = time.perf_counter()
-        _add(self.tag, ended - self._began)
-        add_call(self.tag, self.rows, ended - self._began)
+        _add(self.tag, ended - began)
+        add_call(self.tag, self.rows, ended - began)
         if tracing.recorder is not None:
-            tracing.recorder.add(tracing.TIMER, self.tag, self._began, ended)
+            tracing.recorder.add(tracing.TIMER, self.tag, began, ended)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return `function`, timed."""
+        """Return `function`, timed.
+
+        Raises:
+            TypeError: it is a generator function, or, when called, another function that returns a coroutine: their
+                calls only make the object that does the work.
+        """
         tag = self.tag if self._named else getattr(function, "__name__", self.tag)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"`{function.__qualname__}` is a generator: time the loop that consumes it, as a block")
         if inspect.iscoroutinefunction(function):
             coroutine = cast("Callable[P, Awaitable[object]]", function)
 
@@ -100,7 +119,12 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
             with timer(tag, self.rows):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if inspect.iscoroutine(result):
+                    result.close()
+                    name = getattr(function, "__qualname__", tag)
+                    raise TypeError(f"`{name}` returned a coroutine: put the timer on the `async def` itself")
+                return result
 
         return timed
 
@@ -124,7 +148,7 @@ def reduce_durations(by_rank: Sequence[Mapping[str, float]], reduction: Reductio
         reduction: how the durations of one tag are combined; `mean` is over the ranks that have the tag.
 
     Raises:
-        ValueError: there is no such reduction.
+        ValueError: the reduction is unknown.
     """
     reduce = _REDUCTIONS.get(reduction)
     if reduce is None:

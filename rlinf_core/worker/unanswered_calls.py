@@ -10,9 +10,9 @@ from rlinf_core.worker.group_call import GroupCall
 
 
 class UnansweredCalls:
-    """The calls on worker groups that this process has made and may not have read the answers of."""
+    """The calls on worker groups of this process whose answers may be unread."""
 
-    # They are pruned whenever this many have accumulated.
+    # The calls are pruned when this many have accumulated, or twice the number left by the last pruning.
     _FIRST_LIMIT = 64
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class UnansweredCalls:
         self._lock = threading.Lock()
 
     def add(self, call: GroupCall[Any]) -> None:
-        """Keep a call that has been made."""
+        """Keep a new call."""
         with self._lock:
             if len(self._calls) >= self._limit:
                 self._calls = {call: None for call in self._calls if call.matters}
@@ -40,7 +40,7 @@ class UnansweredCalls:
         return tuple({str(address) for call in calls for address in call.pending()})
 
     def tell_cause(self, error: BaseException) -> None:
-        """Set the cause of a consequential error, if that is a failed call whose result was never read."""
+        """Set the cause of a consequential error, if the cause is a failed call whose result was never read."""
         if error.__cause__ is not None or not followed(error):
             return
         with self._lock:
@@ -48,7 +48,7 @@ class UnansweredCalls:
         for call in calls:
             failure = call.failure()
             if failure is not None and not followed(failure) and set_cause(error, failure):
-                # It is reported with the error that it caused.
+                # The failure is reported with the error that it caused.
                 call.observed = True
                 return
 

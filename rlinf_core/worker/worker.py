@@ -6,9 +6,10 @@ import inspect
 import logging
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.arguments import checked_bound
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.membership import free_port
 from rlinf_core.context import WorkerContext, WorkerInfo
@@ -29,8 +30,8 @@ _LOGGER = logging.getLogger("rlinf.worker")
 class Worker(Communication):
     """One process of a worker group.
 
-    A subclass is an ordinary class. Its public methods become methods of the group that `create_group` makes of it; in
-    its own process `self` has a rank, peers and a device from before its constructor runs.
+    A subclass is an ordinary class. Its public methods become methods of the group that `create_group` returns. In its
+    own process `self` has a rank, peers and a device even before the constructor runs.
     """
 
     # Names `_rlinf...` belong to the runtime; all others, except those below, are free for subclasses.
@@ -41,10 +42,10 @@ class Worker(Communication):
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup[Self]:
-        """Return a group of this class, not yet launched; the arguments are those of its constructor.
+        """Return a group of this class, not yet launched; the arguments are for its constructor.
 
         Raises:
-            InvalidNameError: a public method of the class has a reserved name of groups or workers.
+            InvalidNameError: a public method of the class has a name that groups or workers reserve.
         """
         from rlinf_core.worker.group.worker_group import WorkerGroup
 
@@ -58,7 +59,11 @@ class Worker(Communication):
             InvalidNameError: one of them would replace a method of `Worker`.
         """
         for base in takewhile(lambda base: base is not Worker, cls.__mro__):
-            replaced = sorted(name for name in _OWN_METHODS & vars(base).keys() if callable(getattr(base, name)))
+            replaced = sorted(
+                name
+                for name in _OWN_METHODS & vars(base).keys()
+                if callable(getattr(base, name)) or callable(getattr(Worker, name))
+            )
             if replaced:
                 raise InvalidNameError(
                     f"`{base.__name__}.{replaced[0]}` cannot be called on a group",
@@ -71,11 +76,11 @@ class Worker(Communication):
         return frozenset(name for name in names if callable(getattr(cls, name)))
 
     def _rlinf_bind(self, context: WorkerContext) -> None:
-        """Set the worker's context. Called before its constructor."""
+        """Set the worker's context; called before its constructor."""
         self._rlinf_bound = context
 
     def _close(self) -> None:
-        """Release the worker's resources. Called before its process ends."""
+        """Release the worker's resources; called before its process ends."""
 
     @property
     def _rlinf_context(self) -> WorkerContext:
@@ -97,7 +102,7 @@ class Worker(Communication):
         """The number of workers in the group."""
         return self._rlinf_context.placement.world_size
 
-    # Cached properties, so assignable: a subclass may use these names for its own values.
+    # Cached properties are assignable, so that a subclass may use these names for its own values.
 
     @cached_property
     def rank(self) -> int:
@@ -111,7 +116,7 @@ class Worker(Communication):
 
     @cached_property
     def _group_name(self) -> str:
-        """The name of this worker's group, which peers send to."""
+        """The name of this worker's group, by which peers address it."""
         return self._rlinf_context.group_name
 
     @cached_property
@@ -142,8 +147,8 @@ class Worker(Communication):
     def torch_device(self) -> torch.device:
         """The torch device of this worker. Imports torch.
 
-        It is its first assigned accelerator. A worker placed on a robot or a node has none: it uses one of its node's,
-        by its local rank, if this torch supports them, else the CPU.
+        It is the worker's first assigned accelerator. A worker placed on a robot or a node has none: it uses one of
+        its node's accelerators, by its local rank, if this torch supports them, else the CPU.
         """
         import torch
 
@@ -152,13 +157,13 @@ class Worker(Communication):
             return torch.device("cpu")
         kind = get_accelerator(placement.accelerator_type).torch_device
         if kind == "cpu":
-            # Tensors do not move to a CPU with a number: `to` would copy them each time.
+            # Without an index: CPU tensors have none, so `to("cpu:0")` would copy them each time.
             return torch.device(kind)
         if placement.local_accelerator_rank is None:
             module: Any = getattr(torch, kind, None)
             usable: int = module.device_count() if module is not None else 0
             return torch.device(kind, placement.local_rank % usable) if usable else torch.device("cpu")
-        # Under isolation the process sees only its own devices, so its first one is device 0.
+        # Under isolation the process sees only its own devices, so the first one is device 0.
         index = 0 if placement.isolate_accelerator else placement.local_accelerator_rank
         return torch.device(kind, index)
 
@@ -172,24 +177,26 @@ class Worker(Communication):
         *,
         name: str | None = None,
     ) -> Channel:
-        """Return a new channel, which lives until the job ends.
+        """Return a new channel, which lives until the job ends or it is closed and drained.
 
         Args:
             channel_name: the name to connect to; its process has the address `channel_name:0`.
             node_id: the rank of its node.
-            name: alias of `channel_name`, as in `Channel.create`.
+            name: an alias of `channel_name`, as in `Channel.create`.
             maxsize: the capacity of each key, beyond which puts wait; 0 means unlimited.
-            group_affinity: the group beside which it is placed; by default, without `node_id`, this worker's.
+            group_affinity: the group beside which it is placed; by default, without `node_id`, this worker's group.
             group_rank_affinity: the rank in that group on whose node it is placed; by default this worker's rank in its
                 own group, and 0 in another one.
 
         Raises:
-            InvalidNameError: the name cannot be one, or is taken.
+            InvalidNameError: the name is invalid or taken.
             ClusterError: there is no such node, or the channel's process does not start.
             UnknownGroupError: there is no such group.
-            ValueError: `maxsize` is negative, or both a node and an affinity are given.
+            ValueError: `maxsize` is not an integer >= 0, or both a node and an affinity are given.
             TypeError: the name is missing, or given twice.
         """
+        from rlinf_core.channel import launch
+
         channel_name = _one_name(channel_name, name)
         if node_id is not None and (group_affinity is not None or group_rank_affinity is not None):
             raise ValueError("a channel is placed on a node or beside a group: give `node_id` or an affinity, not both")
@@ -198,13 +205,15 @@ class Worker(Communication):
             return Channel.create(channel_name, maxsize, node_id)
         own = group_affinity is None or group_affinity == context.group_name
         rank = group_rank_affinity if group_rank_affinity is not None else self._rank if own else 0
+        group = context.group_name if group_affinity is None else group_affinity
         if own and rank == self._rank:
-            return Channel.create_here(channel_name, maxsize, context.placement.cluster_node_rank, context.node_ip)
-        peer = WorkerAddress.from_name(group_affinity or context.group_name).get_child_address(rank)
-        return Channel.create_beside(channel_name, maxsize, peer)
+            place = launch.own_node(context.placement.cluster_node_rank, context.node_ip)
+        else:
+            place = WorkerAddress.from_name(group).get_child_address(rank)
+        return Channel(channel_name, launch.create(channel_name, checked_bound(maxsize), place))
 
     def connect_channel(self, channel_name: str | None = None, *, name: str | None = None) -> Channel:
-        """Return the channel of this name, waiting `RLINF_CONNECT_TIMEOUT` while it may still be created.
+        """Return the channel of this name, waiting up to `RLINF_CONNECT_TIMEOUT` while it may still be created.
 
         Raises:
             UnknownGroupError: the job declared its groups and channels, and this is not one of them.
@@ -237,13 +246,13 @@ class Worker(Communication):
     def worker_timer(self, tag: str | None = None, rows: int = 0) -> timer:
         """Time a block in seconds: `with self.worker_timer("train_step"): ...`; by default under the method's name.
 
-        The handle of the enclosing call returns the durations. With `rows`, the size of what is done, `profile.json`
-        of the run tells how the duration depends on it.
+        The handle of the enclosing call returns the durations. With `rows`, the size of the work, `profile.json` of the
+        run shows how the duration depends on it.
         """
         return timer(tag if tag is not None else caller_of(inspect.currentframe()), rows)
 
 
-# The names in `_FREE_NAMES` are conveniences on which nothing here relies: a class may redefine them.
+# Names of conveniences on which the runtime does not rely: a class may redefine them.
 _FREE_NAMES = frozenset(
     {
         "acquire_free_port",
@@ -255,12 +264,12 @@ _FREE_NAMES = frozenset(
         "send_to",
     }
 )
-# The names of every worker. `create_group` does not run in workers: a class may extend it.
+# The reserved names of every worker. `create_group` does not run in workers: a class may extend it.
 _OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"} - _FREE_NAMES
 
 
 def _one_name(channel_name: str | None, name: str | None) -> str:
-    """Return the name of a channel, given by its name or its alias."""
+    """Return the name of a channel, from `channel_name` or its alias `name`."""
     if (channel_name is None) is (name is None):
-        raise TypeError("a channel has one name: give `channel_name`")
-    return channel_name if channel_name is not None else str(name)
+        raise TypeError("a channel has one name: write `self.create_channel(NAME)` in a worker, else `Channel.create`")
+    return cast("str", name if channel_name is None else channel_name)

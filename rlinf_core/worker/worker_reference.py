@@ -14,19 +14,19 @@ P = TypeVar("P", covariant=True)
 class WorkerReference(Generic[P]):
     """A reference to a worker class, to create groups without importing it.
 
-    A driver that does not compute thus starts without torch, which only its workers import.
+    So a driver that does not compute starts without torch, which only its workers import.
 
     Args:
-        path: the path, as in `package.module:Class`.
+        path: the path of the class, `package.module:Class`.
         methods: the protocol of the methods called on the group; the class implements it.
-        config_section: the section of the class, `Worker.config_section`.
-        forked: whether its processes are forked, `Worker.forked`.
+        config_section: the class's section of the configuration, see `Worker.config_section`.
+        forked: whether its processes are forked, see `Worker.forked`.
     """
 
     def __init__(self, path: str, methods: Any, config_section: str | None = None, *, forked: bool = False) -> None:
         self._path = path
         self.forked = forked
-        # As of the class: forked processes share what this module imports.
+        # The module of the class: forked processes share its imports.
         self.__module__ = path.partition(":")[0]
         self.config_section = config_section
         self.__name__ = path.rpartition(":")[2]
@@ -36,11 +36,11 @@ class WorkerReference(Generic[P]):
         )
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Unpickle as the class itself."""
+        """Return how to unpickle this reference: as the class itself."""
         return _class_at, (self._path,)
 
     def create_group(self, *args: Any, **kwargs: Any) -> WorkerGroup[P]:
-        """Return a group of the class, not yet launched; the arguments are those of its constructor."""
+        """Return a group of the class, not yet launched; the arguments are for its constructor."""
         from rlinf_core.worker.group.worker_group import WorkerGroup
 
         return WorkerGroup[P](cast("type[P]", self), args, kwargs)

@@ -26,9 +26,9 @@ from tests.chaos.strike_plan import plan_of
 
 
 @command(
-    "python -m tests.chaos laptop runner.max_steps=20 runner.save_interval=3",
-    "python -m tests.chaos math_laptop runner.max_steps=12 --seeds 10 --fault kill",
-    "python -m tests.chaos laptop runner.max_steps=20 --first-seed 7 --seeds 1 --keep",
+    "python -m tests.chaos embodied/pick-laptop runner.max_steps=20 runner.save_interval=3",
+    "python -m tests.chaos math/sums-laptop runner.max_steps=12 --seeds 10 --fault kill",
+    "python -m tests.chaos embodied/pick-laptop runner.max_steps=20 --first-seed 7 --seeds 1 --keep",
 )
 def app(
     arguments: Annotated[list[str], arg("FILE|RECIPE")],
@@ -93,7 +93,9 @@ def _job(
     """
     files, overrides = split_files(arguments)
     if len(files) != 1 or files[0] == "-":
-        raise typer.BadParameter("name one file or a recipe, as in `python -m tests.chaos laptop runner.max_steps=20`")
+        raise typer.BadParameter(
+            "name one file or a recipe, as in `python -m tests.chaos embodied/pick-laptop runner.max_steps=20`"
+        )
     loaded = load(files[0], overrides)
     parts = sound(loaded)
     if loaded.recipe is not None:

@@ -121,7 +121,6 @@ _SMALL_LANGUAGE: Final = (
     "cluster.num_nodes=1",
     "rollout.backend=torch",
     "~rollout.engine_options",
-    "~rollout.gpu_memory_utilization",
     "reward.reward_type=stand_in_reward:odd",
     "data.rollout_batch_size=4",
     "algorithm.group_size=4",

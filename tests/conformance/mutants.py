@@ -19,16 +19,11 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 import rlinf_cli
-from recipes.agent.config.agent_config import AgentConfig
-from recipes.embodied.config import EmbodiedConfig
-from recipes.math.config import MathConfig
-from recipes.sft.config import SftConfig
-from recipes.sft_chat.config import ChatConfig
 from rlinf_cli.importing.convert import OF_THIS_MACHINE
 from rlinf_cli.job.json_schema import file_schema
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import shipped_configs
-from rlinf_core.job.find_recipe import find_recipe
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import load_job
 
 assert rlinf_cli  # it makes the keys of related projects known
@@ -67,10 +62,10 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 def judged() -> tuple[Counter[str], list[str]]:
     """Return the counts by who refuses, and the mutants that the schema alone refuses."""
-    models = {"agent": AgentConfig, "embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig}
-    schema = file_schema({**models, "sft_chat": ChatConfig}, {"sft": find_recipe("sft").variants})
+    models = {name: find_recipe(name).config_model() for name in recipe_names()}
+    schema = file_schema(models, {"sft": find_recipe("sft").variants})
     validator = Draft202012Validator(schema)
-    counts, alone = Counter[str](), list[str]()
+    counts, alone = Counter({"both": 0, "neither": 0, "schema": 0, "validate": 0}), list[str]()
     for what, mutant in mutants():
         by_schema = not validator.is_valid(mutant)
         job = load_job("-", stdin=json.dumps(mutant).encode(), environ={})

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 
 FOLDER: Final = Path(__file__).parent / "frozen"
-# Runs of the commit that froze: `first`, two steps of `cartpole` with their checkpoint, and `longer`, the same job with
-# four steps, without one.
+# Runs of the commit that froze: `first`, two steps of `embodied/cartpole-laptop` with their checkpoint, and `longer`,
+# the same job with four steps, without one.
 DATA: Final = Path(__file__).parent / "data"
 IS_REWRITING: Final = os.environ.get("REWRITE_FROZEN") == "1"
 _SHOWN: Final = 60
@@ -46,12 +46,16 @@ def check_frozen(name: str, lines: Iterable[str]) -> None:
 
 def check_names(part: str, names: Iterable[str]) -> None:
     """Fail where files of `part` are frozen for what is no more; under `make golden` delete them instead."""
-    left = sorted(path for path in (FOLDER / part).glob("*.txt") if path.stem not in set(names))
+    known = set(names)
+    files = {
+        path.relative_to(FOLDER / part).with_suffix("").as_posix(): path for path in (FOLDER / part).rglob("*.txt")
+    }
+    left = sorted(name for name in files if name not in known)
     if IS_REWRITING:
-        for path in left:
-            path.unlink()
+        for name in left:
+            files[name].unlink()
     elif left:
-        pytest.fail(f"{part} has no {', '.join(path.stem for path in left)} any more", pytrace=False)
+        pytest.fail(f"{part} has no {', '.join(left)} any more", pytrace=False)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

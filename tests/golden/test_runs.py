@@ -23,10 +23,10 @@ from tests.unit.recipes.serve.served import Client, logprobs_of, sample_fields, 
 # One for each way to learn whose steps are bitwise the same each time: agents' requests come as they come, and what is
 # drawn together decides the last bits. By night one that learns as another, but by more of the product.
 JOBS: Final = (
-    "cartpole",
-    "math_laptop",
-    pytest.param("sft_chat_laptop", marks=pytest.mark.nightly),
-    pytest.param("laptop", marks=pytest.mark.nightly),
+    "embodied/cartpole-laptop",
+    "math/sums-laptop",
+    pytest.param("sft/sums-chat-laptop", marks=pytest.mark.nightly),
+    pytest.param("embodied/pick-laptop", marks=pytest.mark.nightly),
 )
 # Objects whose keys are data, and folders whose files are of the format of transformers.
 _FREE: Final = frozenset({"config", "digests", "env", "env_layers", "facts", "files", "metrics", "phases", "versions"})
@@ -48,12 +48,12 @@ def test_three_steps_end_as_before(job: str, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_recordings_and_what_is_learned_from_them_are_as_before(tmp_path: Path) -> None:
-    run_rlinf("record", "laptop", "--out", "demonstrations/laptop", "-n", "8", folder=tmp_path)
+    run_rlinf("record", "embodied/pick-laptop", "--out", "demonstrations/laptop", "-n", "8", folder=tmp_path)
     words = ("runner.max_steps=3", "runner.val_check_interval=-1", "runner.logger.log_path=runs")
-    run_rlinf("train", "sft_laptop", *words, folder=tmp_path)
+    run_rlinf("train", "sft/pick-laptop", *words, folder=tmp_path)
     (run,) = (path.parent for path in tmp_path.glob("runs/*/run.json"))
-    check_frozen("folders/sft_laptop", _folder(run))
-    check_metrics("sft_laptop", run / "metrics.jsonl")
+    check_frozen("folders/sft/pick-laptop", _folder(run))
+    check_metrics("sft/pick-laptop", run / "metrics.jsonl")
 
 
 @pytest.mark.timeout(600)
@@ -62,7 +62,7 @@ def test_cartpole_goes_on_from_an_older_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(DATA / "first", tmp_path / "runs/first")
     run_rlinf("runs", "convert", "first", "--runs-dir", "runs", folder=tmp_path)
     words = ("runner.max_steps=4", "runner.val_check_interval=2", "env.eval.total_num_envs=4")
-    run_rlinf("train", "cartpole", *words, "runner.resume_dir=runs/first", folder=tmp_path)
+    run_rlinf("train", "embodied/cartpole-laptop", *words, "runner.resume_dir=runs/first", folder=tmp_path)
     check_metrics("cartpole_resumed", tmp_path / "runs/first/metrics.jsonl")
 
 
@@ -84,8 +84,8 @@ def test_the_service_learns_and_samples_as_before(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv(name, value)
     with service(tmp_path) as running:
         values = asyncio.run(_served(running))
-    check_frozen("folders/serve_laptop", _folder(running.folder))
-    check_numbers("serve_laptop", values)
+    check_frozen("folders/serve/sums-laptop", _folder(running.folder))
+    check_numbers("serve/sums-laptop", values)
 
 
 async def _served(running: Service) -> dict[str, Any]:

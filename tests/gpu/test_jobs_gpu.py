@@ -22,7 +22,7 @@ OFFLOADS = ("actor.enable_offload=true", "rollout.enable_offload=true")
 SOFT = (
     *("actor.model.model_type=squashed_policy", "actor.global_batch_size=64"),
     *("algorithm.loss_type=sac", "algorithm.learning_starts=200", "algorithm.update_to_data=0.1"),
-    *("algorithm.value_clip=null", "env.train.total_num_envs=16"),
+    *("algorithm.options.value_clip=null", "env.train.total_num_envs=16"),
 )
 STEADY = ("algorithm.normalize_observations=true", "algorithm.target_kl=0.5", "actor.model.precision=bf16")
 
@@ -31,14 +31,14 @@ STEADY = ("algorithm.normalize_observations=true", "algorithm.target_kl=0.5", "a
 @pytest.mark.parametrize(
     "words",
     [
-        ("laptop", ACTING, *OFFLOADS),
-        ("laptop", ACTING, *STEADY),
-        ("laptop", ACTING, *SOFT),
-        ("laptop_grpo", ACTING, "runner.save_interval=2"),
-        ("franka_vision_ppo", ACTING),
-        ("franka_vision_pi05", ACTING),
-        ("math_laptop_ppo", ANSWERING, "actor.warm_start.steps=2"),
-        ("sft_chat_laptop", "cluster.component_placement={actor: 0}"),
+        ("embodied/pick-laptop", ACTING, *OFFLOADS),
+        ("embodied/pick-laptop", ACTING, *STEADY),
+        ("embodied/pick-laptop", ACTING, *SOFT),
+        ("embodied/pick-grpo-laptop", ACTING, "runner.save_interval=2"),
+        ("embodied/franka-vla-laptop", ACTING),
+        ("embodied/franka-pi05-laptop", ACTING),
+        ("math/sums-ppo-laptop", ANSWERING, "actor.warm_start.steps=2"),
+        ("sft/sums-chat-laptop", "cluster.component_placement={actor: 0}"),
     ],
     ids=lambda words: words[0],
 )

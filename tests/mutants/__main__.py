@@ -92,8 +92,8 @@ def _verdict(copy: Path, mutant: Mutant, files: list[str], seconds: int) -> str:
 
 
 def _fails_anyway(copy: Path, test: str, seconds: int) -> bool:
-    # Other codes are of a test that is not found on its own.
-    return _run(copy, [test], seconds).code in (1, None)
+    # 2: its module cannot be imported. Other codes are of a test that is not found on its own.
+    return _run(copy, [test], seconds).code in (1, 2, None)
 
 
 def _run(copy: Path, tests: list[str], seconds: int, mutant: Mutant | None = None) -> Answer:
@@ -205,11 +205,14 @@ def _prepare(copy: Path) -> None:
 
 @contextlib.contextmanager
 def _copy() -> Generator[Path]:
-    skipped = shutil.ignore_patterns(
-        ".venv", ".git", "__pycache__", "site", "runs", ".hypothesis", ".*_cache", "frozen"
-    )
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        yield Path(shutil.copytree(_PROJECT, Path(folder) / "project", ignore=skipped, symlinks=True))
+        yield Path(shutil.copytree(_PROJECT, Path(folder) / "project", ignore=_made, symlinks=True))
+
+
+def _made(folder: str, names: list[str]) -> set[str]:
+    """Return what of a folder no copy needs; `runs` and `site` are also names of packages, below the project."""
+    made = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".hypothesis", ".*_cache", "frozen")(folder, names)
+    return made | ({"site", "runs"} if Path(folder) == _PROJECT else set())
 
 
 if __name__ == "__main__":

@@ -92,6 +92,14 @@ def test_what_is_declared_holds_for_the_nodes_of_the_group() -> None:
     assert topology.groups["cluster"].unit is None
 
 
+def test_any_group_of_a_node_names_its_model() -> None:
+    plain = {"label": "a", "node_ranks": "0-1", "accelerators": {"per_node": 8}}
+    named = {"label": "b", "node_ranks": "1", "accelerators": {"per_node": 8, "model": "MI300X"}}
+    for groups in ((plain, named), (named, plain)):
+        nodes = ClusterTopology.from_config(cluster(2, *groups), ["4xH100"]).nodes
+        assert [(node.num_accelerators, node.accelerator_type) for node in nodes] == [(8, "NVIDIA"), (8, "AMD")]
+
+
 def test_group_assumption_wins_over_that_of_every_node() -> None:
     declared = {"label": "a", "node_ranks": 0, "accelerators": {"per_node": 8}}
     plain = {"label": "b", "node_ranks": 1}

@@ -1,1 +1,1 @@
-"""Boxes: containers without root and without a daemon, each held by a process that ends with its owner."""
+"""Boxes: rootless containers without a daemon, each held by a process that ends with its owner."""

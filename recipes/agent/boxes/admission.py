@@ -1,7 +1,7 @@
-"""Admission of boxes by memory: those of all processes of a node together never need more than it has for boxes.
+"""Admission of boxes by memory, so that all boxes of a node fit into the memory for boxes.
 
-A file has a byte for each MiB, and a box holds locks on as many as it needs. The kernel gives them back however the
-process ends that holds them: there is no server, and nothing to clean up.
+A file has a byte for each MiB, and a box locks as many bytes as it needs. The kernel releases locks whenever their
+process ends, so there is no server, and nothing to clean up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from rlinf_core import ConfigError
 from rlinf_core.collective.memory_budget import allowed_bytes
 
-# Of one process at a time, which waits for memory: large boxes are not overtaken for ever by small ones.
+# The lock of the one process that waits for memory, so that small boxes cannot overtake large ones forever.
 _GATE: Final = 1 << 40
 _POLL_SECONDS: Final = 0.01
 # Type, whence, start, length, process id: `struct flock` of 64-bit Linux.
@@ -27,7 +27,7 @@ _LOCK: Final = struct.Struct("hhxxxxqqixxxx")
 
 
 def half_of_memory() -> int:
-    """Return half of the memory that processes of this node may have, in MiB; in a container, of its limit."""
+    """Return half of the node's memory, or of the container's limit, in MiB."""
     return allowed_bytes() >> 21
 
 
@@ -35,25 +35,25 @@ class BoxMemory:
     """The memory of a node's boxes.
 
     Args:
-        path: the file, of all processes of the node.
-        memory: MiB for all boxes together.
+        path: the file, which all processes of the node share.
+        memory: the MiB for all boxes together.
 
     Attributes:
-        waiting: tasks of this process that wait for memory.
+        waiting: the number of tasks of this process that wait for memory.
     """
 
     def __init__(self, path: Path, memory: int) -> None:
         self._path, self.memory = path, memory
         self.waiting = 0
-        # First come, first served, within this process.
+        # The queue of this process: first come, first served.
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
     async def admit(self, mib: int) -> AsyncGenerator[None]:
-        """Wait until there is memory for a box, and hold it meanwhile.
+        """Wait until there is memory for a box, and reserve it within the block.
 
         Raises:
-            ConfigError: it needs more than the node has for all boxes.
+            ConfigError: the box needs more than the node has for all boxes.
         """
         if mib > self.memory:
             raise ConfigError(
@@ -78,7 +78,7 @@ class BoxMemory:
             os.close(descriptor)
 
     def free(self) -> int:
-        """Return the MiB that no box holds."""
+        """Return the MiB that no box has reserved."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             return sum(end - start for start, end in _free(descriptor, 0, self.memory))
@@ -93,12 +93,12 @@ class BoxMemory:
                 break
         else:
             return False
-        # Whoever takes some has the gate: nobody comes between.
+        # This process holds the gate, so nobody else can lock these ranges in between.
         return all(_take(descriptor, start, length) for start, length in ranges)
 
 
 def _free(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that are locked by nobody else, ascending."""
+    """Yield the ranges that nobody else has locked, ascending."""
     pending = [(start, end)]
     while pending:
         start, end = pending.pop()

@@ -1,4 +1,4 @@
-"""The owner's side of a box: run commands in it, put files into it, and take what it made."""
+"""The owner's side of a box, which runs commands, puts files and collects results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from typing import IO, Any, Final, NamedTuple
 from recipes.agent.boxes.groups import BoxGroup
 from recipes.agent.boxes.holder import MESSAGE
 
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Of a message, besides the command.
+# The `PATH` of commands where an image sets none.
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The bytes of a message besides the command.
 _HEAD: Final = 1 << 10
 _NOT_STARTED: Final = 126
 _REPLY_SECONDS: Final = 60.0
-# Of what goes through all files.
+# The time limit of requests that walk through all files, in seconds.
 _FILES_SECONDS: Final = 300.0
 _PUT_BYTES: Final = 1 << 30
 READ_BYTES: Final = 64 << 10
@@ -33,25 +34,25 @@ _leases: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 class BoxError(Exception):
-    """The machinery of a box failed: nothing that was run in it."""
+    """A failure of a box's machinery, not of anything that ran in it."""
 
 
 class BoxBlocked(BoxError):  # noqa: N818 - says what the layers have
-    """A folder that a box needs is something else in its layers: its start always fails."""
+    """A box whose layers have something else in place of a folder that it needs, so that its start always fails."""
 
 
 class BoxEnded(Exception):  # noqa: N818 - what the commands of the box did, and no error of this program
-    """The box was ended by what ran in it: it took more than it may, or broke the box."""
+    """The end of a box that its commands caused, by exceeding a limit or breaking the box."""
 
 
 class Done(NamedTuple):
     """The end of a command.
 
     Attributes:
-        status: its exit status; negative: the signal that ended it.
-        output, errors: the first bytes of both; `output_limit` of the box.
-        timed_out: whether it was ended because its time was up.
-        cpu: seconds of processor time, with those of its children that have ended.
+        status: the exit status; negative: the signal that ended the command.
+        output, errors: the first bytes of each, up to the box's `output_limit`.
+        timed_out: whether the command was killed at its time limit.
+        cpu: the seconds of processor time, including those of ended children.
     """
 
     status: int
@@ -65,10 +66,10 @@ class Left(NamedTuple):
     """The remains of a box.
 
     Attributes:
-        dropped: paths that were not kept, at most 200 of them.
-        dropped_count: how many there were.
-        running: processes that ran when it was finished, besides commands of the owner.
-        peak: the most bytes of memory that were seen; 0: not known.
+        dropped: paths that were not kept, as many as fit into a message.
+        dropped_count: the number of all dropped paths.
+        running: the number of processes at the end, besides commands of the owner.
+        peak: the peak memory in bytes; 0: unknown.
     """
 
     dropped: tuple[str, ...]
@@ -81,9 +82,9 @@ class Written(NamedTuple):
     """A file of a finished box.
 
     Attributes:
-        data: its first bytes.
-        late: whether it, or a folder on its way, was changed after the last command had ended; layers that are kept
-            change their files.
+        data: the first bytes of the file.
+        late: whether the file, or a folder of its path, was changed after the last command ended; keeping a layer
+            changes its files.
     """
 
     data: bytes
@@ -91,20 +92,20 @@ class Written(NamedTuple):
 
 
 class LiveBox:
-    """A box that has started. Use `BoxHost.box`.
+    """A running box. Use `BoxHost.box` to create one.
 
     Args:
-        name: the name of its folder.
-        lease: the socket that its holder serves.
-        env: variables of all commands.
-        workdir: the folder in which commands run.
-        output_limit: bytes that are kept of each output of a command.
+        name: the name of the box's folder.
+        lease: the socket to the box's holder.
+        env: the environment variables of all commands.
+        workdir: the working folder of commands.
+        output_limit: the bytes to keep of each output of a command.
 
     Attributes:
-        over: why it was ended by what ran in it; "": it was not.
-        finished: whether all that ran in it has ended, as its owner asked; its files are still there.
-        began: when it was asked for, by the monotonic clock.
-        commands: those that run now, by number.
+        over: why commands ended the box; "": they did not.
+        finished: whether the owner has ended all processes; the files still exist.
+        began: the time of creation, by the monotonic clock, in seconds.
+        commands: the running commands, by number.
     """
 
     def __init__(
@@ -131,11 +132,11 @@ class LiveBox:
         asyncio.get_running_loop().add_reader(lease, self._heard)
 
     async def started(self) -> None:
-        """Return when the box has started.
+        """Wait until the box has started.
 
         Raises:
-            BoxBlocked: it cannot be made of these layers.
-            BoxError: it could not be made.
+            BoxBlocked: the box cannot be made of these layers.
+            BoxError: the box could not be made.
         """
         await self._reply(self._started)
 
@@ -149,27 +150,27 @@ class LiveBox:
         timeout: float,
         most: int | None = None,
     ) -> Done:
-        """Run a command; when cancelled, it is killed. What it leaves in the background continues until the box ends.
+        """Run a command, and kill it when cancelled. Its background processes continue until the box ends.
 
         Args:
-            user: name or number as the box has it; "" is root.
-            timeout: seconds.
-            most: bytes that are kept of each output; None: the box's limit.
+            user: a name or number in the box; "": root.
+            timeout: the time limit in seconds.
+            most: the bytes to keep of each output; None: the box's limit.
 
         Raises:
-            BoxEnded: the box was ended by what ran in it.
-            BoxError: its holder is gone.
+            BoxEnded: commands ended the box.
+            BoxError: the holder is gone.
         """
         if not (cwd or self._workdir).startswith("/"):
             raise ValueError(f"a command runs in an absolute folder, not in `{cwd or self._workdir}`")
         request: dict[str, Any] = {
             "argv": list(argv),
-            "env": {"PATH": _PATH, "HOME": "/root", **self._env, **(env or {})},
+            "env": {"PATH": PATH, "HOME": "/root", **self._env, **(env or {})},
             "cwd": cwd or self._workdir,
             "user": user,
         }
         if len(_written(request)) > MESSAGE - _HEAD:
-            # As a shell says it.
+            # The message of a shell.
             return Done(_NOT_STARTED, b"", b"Argument list too long\n", timed_out=False, cpu=0.0)
         kept = self._output_limit if most is None else most
         output, errors = _Drain(kept), _Drain(kept)
@@ -191,7 +192,7 @@ class LiveBox:
     async def _ended(
         self, number: int, done: asyncio.Future[dict[str, Any]], timeout: float
     ) -> tuple[dict[str, Any], bool]:
-        """Return how a command ended, and whether its time was up."""
+        """Wait for the end of a command, and return it with whether the time was up."""
         try:
             ended, _ = await asyncio.wait({done}, timeout=timeout)
         except asyncio.CancelledError:
@@ -205,10 +206,10 @@ class LiveBox:
         return await self._reply(done), not ended
 
     async def put(self, archive: IO[bytes], target: str) -> None:
-        """Unpack an open tar archive below a folder, as root. Put files where nothing of a policy runs.
+        """Unpack an open tar archive below a folder, as root. No process of a policy may run there.
 
         Raises:
-            BoxError: it cannot be unpacked.
+            BoxError: the archive cannot be unpacked.
         """
         _, done = self._ask((archive.fileno(),), do="put", target=target, most=_PUT_BYTES)
         said = await self._reply(done, _FILES_SECONDS)
@@ -217,14 +218,14 @@ class LiveBox:
             raise BoxError(f"an archive could not be unpacked into {target}: {why}")
 
     async def put_files(self, members: Iterable[tuple[str, Path]], target: str, mode: int | None = None) -> None:
-        """Write files, folders and links below a folder, as those of root.
+        """Write files, folders and links below a folder, owned by root.
 
         Args:
-            members: each with its name in the folder.
-            mode: the permissions of files; None: as they have them.
+            members: the paths, each with its name in the folder.
+            mode: the permissions of files; None: unchanged.
 
         Raises:
-            BoxError: they cannot be read or written, or are larger than 1 GiB together.
+            BoxError: the files cannot be read or written, or exceed 1 GiB together.
         """
         with tempfile.TemporaryFile() as archive:
             try:
@@ -234,15 +235,15 @@ class LiveBox:
             await self.put(archive, target)
 
     async def finish(self, keep: Sequence[str] | None = None, never: Sequence[str] = (), *, grace: float = 0.0) -> Left:
-        """End all processes. What was written below the folders `keep` becomes a layer, `kept`.
+        """End all processes. Files written below the folders `keep` become a layer, `kept`.
 
         Args:
-            keep: folders and files; None: no layer is made.
-            never: what is dropped even there.
-            grace: seconds in which processes that are about to end may do so.
+            keep: folders and files to keep; None: no layer is made.
+            never: paths to drop even there.
+            grace: the seconds in which processes may end by themselves.
 
         Raises:
-            BoxError: its holder is gone, or the disk is full.
+            BoxError: the holder is gone, or the disk is full.
         """
         keeping = None if keep is None else list(keep)
         _, done = self._ask((), do="finish", keep=keeping, never=list(never), grace=grace)
@@ -254,7 +255,7 @@ class LiveBox:
         return Left(tuple(said["dropped"]), said["dropped_count"], said["left"], peak)
 
     async def read(self, path: str) -> Written | None:
-        """Return the first 64 KiB of a regular file of a finished box; None where there is none, or a link to it.
+        """Return the first 64 KiB of a regular file of a finished box; None if there is none, or its path has a link.
 
         Raises:
             BoxError: its holder is gone.
@@ -266,7 +267,7 @@ class LiveBox:
         return None if said["data"] is None else Written(bytes.fromhex(said["data"]), said["late"])
 
     async def close(self) -> None:
-        """Give the lease back, and return when the holder has ended all and removed the box's files."""
+        """Close the lease, and wait until the holder has ended everything and removed the box's files."""
         if self._lease.fileno() < 0:
             return
         with contextlib.suppress(OSError):
@@ -342,7 +343,7 @@ class LiveBox:
 
 
 class _Drain:
-    """Reads a pipe to its end, and keeps the first bytes: what writes is never held up."""
+    """A reader that drains a pipe, so that its writer never blocks, and keeps the first bytes."""
 
     def __init__(self, most: int) -> None:
         self._reader, self.writer = os.pipe()
@@ -351,13 +352,13 @@ class _Drain:
         self._begun = False
 
     def begin(self) -> None:
-        """Read from now on; the writer's end is the command's alone."""
+        """Start reading, and close our copy of the writer's end."""
         os.close(self.writer)
         self._begun = True
         asyncio.get_running_loop().add_reader(self._reader, self._read)
 
     def _read(self, most: int = 1 << 18) -> bool:
-        """Read once; return whether more may be there."""
+        """Read once; return whether there may be more."""
         try:
             chunk = os.read(self._reader, most)
         except BlockingIOError:
@@ -403,7 +404,7 @@ def _pack(archive: IO[bytes], members: Iterable[tuple[str, Path]], mode: int | N
 
 
 def _forget_leases() -> None:
-    """Close the leases in a fork of this process: a box ends with its owner, not with the last of its children."""
+    """Close the leases in a fork of this process, so that a box ends with its owner, not with the last child."""
     for lease in list(_leases):
         lease.close()
 

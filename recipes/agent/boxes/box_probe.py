@@ -1,8 +1,8 @@
-"""A trial of a box, as the processes of agents would find it.
+"""A test of boxes for `rlinf doctor`, run where agents would run.
 
     python -m recipes.agent.boxes.box_probe
 
-The last line that it prints is a record in JSON.
+Its last output line is a JSON record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def _trial(folder: Path) -> BoxHost:
 
 
 def look() -> dict[str, str]:
-    """Return the result of a box without programs for `rlinf doctor`: `verdict`, `what` and `help`."""
+    """Return the result of starting an empty box, for `rlinf doctor`: `verdict`, `what` and `help`."""
     try:
         with tempfile.TemporaryDirectory(dir=_place()) as folder:
             boxes = asyncio.run(_trial(Path(folder)))
@@ -59,7 +59,7 @@ def look() -> dict[str, str]:
 
 
 def _place() -> str | None:
-    """Return a folder on the file system of the boxes of a user; None: that of temporary files."""
+    """Return a folder on the file system of the user's boxes; None: the folder of temporary files."""
     home = Path.home()
     with contextlib.suppress(OSError):
         (home / ".rlinf").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The boxes of this process: where they are on the node, which ids they have, and the process that starts them."""
+"""The boxes of this process: their folder, their ids, and the process that starts them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from rlinf_core.waiting import spell_seconds
 
 DEFAULT_FOLDER: Final = Path("~/.rlinf/boxes")
 MIB: Final = 1 << 20
-# Of the kernel's overlay, and of an archive: a box and builds add some.
+# The maximum layers of the kernel's overlay, and of an archive, to which a box and builds add some.
 _MOST_LOWER, MOST_LAYERS = 500, 480
-# Where root runs boxes, their ids are numbers that no system gives to its users; the sandbox of programs has others.
+# Under root, boxes have ids that no system assigns to its users, different from those of the program sandbox.
 _FIRST_ID: Final = 1_900_000_000
 _IDS: Final = 65_536
 _START_SECONDS: Final = 60.0
-# Between the making of a folder and that of its lock.
+# The maximum seconds between the creation of a folder and of its lock.
 _BIRTH_SECONDS: Final = 60.0
-# The root of a container, and folders of other machines: the kernel's overlay writes to none of them.
+# File systems that cannot hold an overlay's upper layer: a container's root, and network file systems.
 _NO_UPPER: Final = ("overlay", "nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "fuse", "9p", "vfat", "exfat")
-# Modules of the starter are found without loading the packages above them.
+# The starter finds its modules without loading the packages above them.
 _STARTER: Final = """
 import sys, types
 for name, path in zip(("recipes", "recipes.agent", "recipes.agent.boxes"), sys.argv[2:]):
@@ -60,12 +60,12 @@ class BoxLimits:
     """Limits of a box.
 
     Attributes:
-        memory: bytes of all processes together.
-        processes: how many a user of the box may have at once, threads included.
-        disk: bytes that it may write.
-        files: files and folders that it may make.
-        cpus: processors, where control groups of version 2 are delegated; 0: all.
-        output: bytes that are kept of each output of a command.
+        memory: the bytes of all processes together.
+        processes: the processes of a user of the box at once, including threads.
+        disk: the bytes that the box may write.
+        files: the files and folders that the box may create.
+        cpus: the number of processors, if control groups of version 2 are delegated; 0: all.
+        output: the bytes to keep of each output of a command.
     """
 
     memory: int = 2048 * MIB
@@ -80,12 +80,12 @@ class BoxHost:
     """The boxes of this process, and its part of the node's memory for boxes.
 
     Args:
-        folder: the place of all boxes and images of this user on this node; its file system must hold the upper layer
-            of an overlay, which network file systems are not.
-        memory: MiB for all boxes of the node.
+        folder: the folder of all boxes and images of this user on this node; its file system must support the upper
+            layer of an overlay, which network file systems do not.
+        memory: the MiB for all boxes of the node.
 
     Raises:
-        ConfigError: the folder cannot be made, or the machine has no filter of system calls.
+        ConfigError: the folder cannot be created, or the machine has no filter of system calls.
     """
 
     def __init__(self, folder: Path, memory: int) -> None:
@@ -116,14 +116,14 @@ class BoxHost:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         if self.ids["how"] != "written":
             return
-        # Root of a box is another user, who passes through the folder to its layers.
+        # The box's root is another user, who must pass through the folder to its layers.
         folder.chmod(folder.stat().st_mode & 0o777 | 0o011)
         if folder != self.folder:
             os.chown(folder, self.ids["users"][0], self.ids["groups"][0])
 
     @property
     def bounds_memory(self) -> bool:
-        """Whether control groups bound a box's memory; else it is looked at five times a second."""
+        """Whether control groups bound a box's memory; if not, the holder checks it five times a second."""
         return self._group_place is not None
 
     @asynccontextmanager
@@ -137,17 +137,17 @@ class BoxHost:
         folders: Sequence[str] = (),
         title: str = "a box",
     ) -> AsyncGenerator[LiveBox]:
-        """Start a box, and end it afterwards. Its memory is to be admitted before.
+        """Start a box, and end it afterwards. Its memory must have been admitted.
 
         Args:
-            layers: folders of its image, uppermost first.
-            env, workdir: variables and folder of its commands.
-            folders: made in it where they are missing.
-            title: what `rlinf ps` calls it.
+            layers: the folders of the image, uppermost first.
+            env, workdir: environment variables and working folder of commands.
+            folders: folders to create in the box if missing.
+            title: the description in `rlinf ps`.
 
         Raises:
             BoxBlocked: a layer has something else where `workdir` or one of `folders` belongs.
-            BoxError: it cannot be made.
+            BoxError: the box cannot be created.
         """
         name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
         group = self._new_group(name, limits)
@@ -168,9 +168,9 @@ class BoxHost:
                 del self._live[box]
 
     def shown(self) -> list[str]:
-        """Return the boxes of this process in which something may run, and what does, a line each after one of all.
+        """Return a summary line, and a line with the running commands of each box that is not finished.
 
-        Those in which a command runs come first.
+        Boxes with a running command come first.
         """
         live = [(box, title) for box, title in self._live.items() if not box.finished]
         live.sort(key=lambda one: not one[0].commands)
@@ -202,7 +202,7 @@ class BoxHost:
             ) from None
 
     def kept(self, box: LiveBox) -> Path:
-        """Return the layer that `LiveBox.finish` made; it is there until the box is closed."""
+        """Return the layer that `LiveBox.finish` made, which exists until the box is closed."""
         return self.folder / "live" / box.name / "kept"
 
     async def unpack(self, archive: int, folder: Path, most_bytes: int, most_files: int) -> int:
@@ -212,7 +212,7 @@ class BoxHost:
             The bytes of its files.
 
         Raises:
-            BoxError: it is no archive, leads out of the folder, or is too large.
+            BoxError: the file is no archive, leads out of the folder, or is too large.
         """
         request = {"do": "unpack", "folder": str(folder), "most_bytes": most_bytes, "most_files": most_files}
         return int((await self._job(request, archive))["bytes"])
@@ -221,18 +221,18 @@ class BoxHost:
         """Write a layer as a tar archive into an open file.
 
         Raises:
-            BoxError: it cannot be read, or the disk is full.
+            BoxError: the layer cannot be read, or the disk is full.
         """
         await self._job({"do": "pack", "folder": str(folder)}, archive)
 
     async def remove(self, folder: Path) -> None:
-        """Remove a folder whose files have ids of boxes."""
+        """Remove a folder whose files belong to ids of boxes."""
         with contextlib.suppress(BoxError):
             await self._job({"do": "remove", "folder": str(folder)})
         await asyncio.to_thread(remove_tree, str(folder))
 
     async def sweep(self) -> list[str]:
-        """Remove what boxes left whose holders were killed, and return their names."""
+        """Remove the remains of boxes whose holders were killed, and return their names."""
         removed: list[str] = []
         live = self.folder / "live"
         for folder in live.glob(f"{PREFIX}*"):
@@ -244,7 +244,7 @@ class BoxHost:
         return removed
 
     async def close(self) -> None:
-        """End the starter; boxes that still live end with their own leases."""
+        """End the starter; live boxes end with their leases."""
         if self._sweeping is not None and self._sweeping is not asyncio.current_task():
             self._sweeping.cancel()
         if self._control is not None:
@@ -273,7 +273,7 @@ class BoxHost:
         folders: Sequence[str],
     ) -> LiveBox:
         live = self.folder / "live"
-        # The overlay takes no folder twice, and where it is uppermost, it hides the one below.
+        # The overlay accepts a folder only once, and the uppermost occurrence hides the others anyway.
         distinct = list(dict.fromkeys(layers))
         if len(distinct) > _MOST_LOWER:
             raise BoxError(f"a box of {len(distinct)} layers cannot be started: {_MOST_LOWER} is the most")
@@ -329,18 +329,18 @@ class BoxHost:
                 socket.send_fds(control, [data], descriptors)
                 return
             except (BrokenPipeError, ConnectionError):
-                # It was killed: another one starts.
+                # The starter was killed: start another.
                 await self.close()
             except OSError as error:
                 raise BoxError(f"the process that starts boxes cannot be asked: {error.strerror}") from None
         raise BoxError("the process that starts boxes ends again and again")
 
     async def _running(self) -> socket.socket:
-        """Return the socket of the starter, which is started by the first box."""
+        """Return the socket of the starter, and start it if necessary."""
         async with self._starting:
             if self._control is None:
                 self._control, self._starter = await asyncio.to_thread(_start_starter)
-                # What earlier processes left.
+                # Remove the remains of earlier processes.
                 self._sweeping = asyncio.create_task(self.sweep())
             return self._control
 
@@ -374,7 +374,7 @@ def _start_starter() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def file_system_of(folder: Path) -> str:
-    """Return the kind of the file system that a folder is on, as the kernel names it; "": it is not known."""
+    """Return the kernel's name of a folder's file system; "": unknown."""
     with contextlib.suppress(OSError):
         device = folder.stat().st_dev
         for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -392,17 +392,17 @@ def _is_left_over(folder: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        # It is about to live, or was about to end.
+        # The box is being created, or was being removed.
         with contextlib.suppress(OSError):
             return time.time() - folder.stat().st_mtime > _BIRTH_SECONDS
         return False
 
 
 def own_ids() -> Ids:
-    """Return the ids that boxes of this user have.
+    """Return the ids of this user's boxes.
 
-    Root gives its boxes numbers that nobody has; another user has those that the system lends (`/etc/subuid`), and
-    without them a box has no user but root, who is the user outside.
+    Root's boxes get ids that nobody has. Another user's boxes get ids from `/etc/subuid`; without these, a box has only
+    the user root, who is the user outside.
     """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:

@@ -1,4 +1,4 @@
-"""Control groups of boxes: memory, processes and processor time of a box as a whole, where the system lets a user."""
+"""Control groups of boxes, which bound memory, processes and processor time of a whole box, if the system permits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PERIOD: Final = 100_000
 
 
 def group_place() -> Path | None:
-    """Return where this process may make groups that bound memory; None: nowhere.
+    """Return where this process may create groups that bound memory; None: nowhere.
 
-    Of version 2 where it is delegated, as systemd does; of version 1 where the user may write in their own group.
+    Version 2 must be delegated, as systemd does; with version 1, the user must be able to write in their own group.
     """
     own = own_group()
     place = place_of_groups(own.path if own is not None else None)
@@ -32,14 +32,14 @@ class BoxGroup:
     """The control group of one box.
 
     Args:
-        place: the folder in which it is made.
-        name: its name; it begins with `rlinf-box-`.
-        memory: bytes.
-        processes: how many there may be.
-        cpus: processors; 0: all.
+        place: the folder for the group.
+        name: the name of the group, which begins with `rlinf-box-`.
+        memory: the memory limit in bytes.
+        processes: the maximum number of processes.
+        cpus: the number of processors; 0: all.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the group cannot be created.
     """
 
     def __init__(self, place: Path, name: str, memory: int, processes: int, cpus: float) -> None:
@@ -66,14 +66,14 @@ class BoxGroup:
 
     @property
     def peak(self) -> int:
-        """The most bytes that it has had; 0 where the kernel does not say."""
+        """The peak memory in bytes; 0 if unknown."""
         for name in ("memory.max_usage_in_bytes", "memory.peak"):
             with contextlib.suppress(OSError, ValueError):
                 return int((self._folder / name).read_text(encoding="ascii"))
         return 0
 
     def remove(self) -> None:
-        """Remove it; one whose processes are about to end is left to the sweep."""
+        """Remove the group; if its processes are still ending, leave it to the sweep."""
         with contextlib.suppress(OSError):
             os.close(self.entrance)
         with contextlib.suppress(OSError):
@@ -81,11 +81,11 @@ class BoxGroup:
 
 
 def remove_left_over(place: Path, alive: set[str], birth_seconds: float) -> None:
-    """Remove the groups of boxes that are gone; the kernel refuses those that have processes.
+    """Remove the groups of boxes that no longer exist; the kernel keeps groups with processes.
 
     Args:
-        alive: names of boxes.
-        birth_seconds: a younger group may belong to a box that has no folder yet.
+        alive: the names of existing boxes.
+        birth_seconds: the minimum age; a younger group may belong to a box that has no folder yet.
     """
     for folder in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):

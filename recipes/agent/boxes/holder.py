@@ -1,8 +1,8 @@
-"""The process that holds a box: makes it, starts commands in it, and ends it with all that runs in it.
+"""The process that holds a box: it creates the box, starts commands, and ends the box with everything in it.
 
-It lives outside of the box's PID namespace, so that nothing within sees, traces or kills it. It ends the box when its
-lease closes, a socket whose other end the owner has: the kernel closes it however the owner ends. The box's init is
-killed when the holder is. Standard library only, and nothing is imported once the box's own files are in view.
+It is outside of the box's PID namespace, so that no process within can see, trace or kill it. It ends the box when the
+lease closes, a socket to the owner, which the kernel closes whenever the owner ends. The box's init dies with the
+holder. It uses only the standard library, and imports nothing after it sees the box's files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final, TypedDict
 from recipes.agent.boxes import kernel, layer_files, trees
 
 MESSAGE: Final = 192 << 10
-# Of links to the image's layers: their short names fit into the page of options that a mount has.
+# The folder of links to the image's layers, with short names that fit into a mount's page of options.
 LAYERS: Final = "l"
 FOLDERS: Final = ("upper", "work", "root", LAYERS)
 _TICK_MS: Final = 200
@@ -34,13 +34,13 @@ class BoxSpec(TypedDict):
     """The description of a box, sent as JSON.
 
     Attributes:
-        layers: folders of the image, uppermost first, relative to the box's folder `LAYERS`.
-        folders: made in the box if they are missing.
-        limits: limits of each command by the names of `resource`, without `RLIMIT_`.
-        memory: bytes of all processes together that are looked at here; 0 where a control group bounds them.
-        disk: bytes that the box may write.
-        files: files and folders that it may make.
-        shared_memory: bytes of `/dev/shm`.
+        layers: the folders of the image, uppermost first, relative to the box's folder `LAYERS`.
+        folders: the folders to create in the box if missing.
+        limits: the limits of each command by names of `resource`, without `RLIMIT_`.
+        memory: the bytes of all processes together, checked here; 0 if a control group bounds them.
+        disk: the bytes that the box may write.
+        files: the files and folders that the box may create.
+        shared_memory: the bytes of `/dev/shm`.
         filter: the filter of system calls, in hexadecimal.
     """
 
@@ -56,12 +56,12 @@ class BoxSpec(TypedDict):
 
 
 class Holder:
-    """Holds one box; its current folder is that of the box.
+    """The holder of one box; its current folder is the box's.
 
     Args:
-        spec: what the box is made of.
-        lease: its other end is the owner's.
-        group: open for writing, the file of a control group by which a process enters it; None: there is none.
+        spec: the description of the box.
+        lease: the socket to the owner.
+        group: the descriptor of a control group's `cgroup.procs`, open for writing; None: no group.
     """
 
     def __init__(self, spec: BoxSpec, lease: socket.socket, group: int | None) -> None:
@@ -73,7 +73,7 @@ class Holder:
         self._next_watch = self._next_disk = 0.0
         self._counting: Iterator[tuple[int, int]] | None = None
         self._over = ""
-        # When the last command ended, in nanoseconds since 1970.
+        # The time at which the last command ended, in nanoseconds since 1970.
         self._last_end = 0
 
     def run(self) -> None:
@@ -98,10 +98,10 @@ class Holder:
         socket.sethostname("box")
         kernel.loopback_up()
         kernel.mount_root(LAYERS, len(self._spec["layers"]), self._spec["shared_memory"])
-        # From here on the files in view are the box's.
+        # From here on, the visible files are the box's: import nothing.
         sys.meta_path.clear()
         sys.path.clear()
-        # The kernel lets a namespace mount /proc only where it sees another whole one: before the old root is left.
+        # The kernel allows a new /proc only while another complete one is visible, so before the old root is left.
         go = self._start_init()
         kernel.change_root()
         for folder in self._spec["folders"]:
@@ -110,7 +110,7 @@ class Holder:
         os.close(go)
 
     def _start_init(self) -> int:
-        """Start the box's first process, and return a pipe from which it waits for the box to be ready."""
+        """Start the box's first process, and return the pipe to tell it that the box is ready."""
         said_reader, said_writer = os.pipe()
         go_reader, go_writer = os.pipe()
         self._init = os.fork()
@@ -133,10 +133,10 @@ class Holder:
             kernel.set_name(b"rlinf-box-init")
             kernel.mount("proc", "proc", "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
             self._enter_group()
-            # No namespaces within, whose root would see more of the kernel.
+            # Forbid namespaces within, whose root would have access to more of the kernel.
             with open("proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
                 file.write("0")
-            # Before there is a command that could look at it.
+            # Close other descriptors before any command could see them.
             said, go = kernel.close_others(said, go)
             os.write(said, b"1")
         except OSError as error:
@@ -180,12 +180,12 @@ class Holder:
 
     @property
     def _tick_ms(self) -> int:
-        """The time between two looks at the box; many idle boxes with control groups cost little."""
+        """The milliseconds between two checks of the box; idle boxes with control groups are checked rarely."""
         looks_often = self._spec["memory"] or self._counting is not None
         return _TICK_MS if looks_often else int(1000 * _DISK_SECONDS)
 
     def _answer(self) -> bool:
-        """Answer one request; return whether the lease is still held."""
+        """Answer one request; return False if the lease is closed."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._lease, MESSAGE, 3)
         except OSError:
@@ -214,7 +214,7 @@ class Holder:
         try:
             self._lease.send(json.dumps(words).encode())
         except OSError as error:
-            # An owner who is gone has given the lease back. Of a message that is too long the owner is told.
+            # An owner who is gone has closed the lease. Report a message that is too long.
             if error.errno == errno.EMSGSIZE:
                 raise
 
@@ -250,7 +250,7 @@ class Holder:
             return
         try:
             self._be_command(descriptors, argv, env, cwd, user)
-        except Exception as error:  # noqa: BLE001 - the command says itself why it does not run
+        except Exception as error:  # noqa: BLE001 - the command's errors say why it does not run
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             os.write(2, f"{argv[0]}: {why}\n".encode())
         finally:
@@ -269,7 +269,7 @@ class Holder:
         os.chdir(cwd)
         kernel.filter_calls(self._filter)
         kernel.drop_capabilities()
-        if uid:
+        if uid or gid:
             if self._spec["ids"]["how"] != "single":
                 os.setgroups(groups)
             os.setresgid(gid, gid, gid)
@@ -282,11 +282,11 @@ class Holder:
                 try:
                     kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
-                    # It has no group of its own yet.
+                    # The command has no process group yet.
                     continue
 
     def _put(self, number: int, descriptors: list[int], target: str, most: int) -> None:
-        """Unpack an archive in a process of the box, which says itself why it cannot be unpacked."""
+        """Unpack an archive in a process of the box, which itself reports errors."""
         if not self._init:
             raise OSError(f"the box has ended: {self._over}")
         pid = os.fork()
@@ -295,14 +295,15 @@ class Holder:
             return
         code = 1
         try:
-            # The target may be a link to `/proc/self/fd`: no folder of the host is open here. A socket opens no more.
+            # The target may be a link to `/proc/self/fd`, so keep no folder of the host open. A socket cannot be
+            # opened.
             archive, reply = kernel.close_others(descriptors[0], self._lease.fileno())
             code = _unpack(archive, reply, target, most, number)
         finally:
             os._exit(code)
 
     def _watch(self) -> None:
-        """End a box that takes more than it may: memory where no control group bounds it, and disk."""
+        """End a box that exceeds its disk limit, or its memory limit if no control group bounds it."""
         limit = self._spec["memory"]
         if limit:
             used = _memory_use(limit)
@@ -313,7 +314,7 @@ class Holder:
             self._watch_disk()
 
     def _watch_disk(self) -> None:
-        """Keep counting what the box has written, for a tenth of the time: commands and the owner are served, too."""
+        """Continue counting what the box has written, for at most a tenth of the time, to leave time for requests."""
         most, most_files = self._spec["disk"], self._spec["files"]
         if self._counting is None:
             self._counting = layer_files.disk_use(self._upper, most, most_files)
@@ -337,9 +338,9 @@ class Holder:
     def _finish(
         self, number: int, descriptors: list[int], keep: list[str] | None, never: list[str], grace: float
     ) -> None:
-        """End all processes; make the layer `kept` of what the box has written below the folders `keep`.
+        """End all processes, and make the layer `kept` from files written below the folders `keep`.
 
-        Those that are about to end have the seconds `grace`; the reply has the number of those that were left then.
+        Processes may end by themselves within `grace` seconds; the reply has the number of those that did not.
         """
         until = time.monotonic() + grace
         while (left := self._running()) and time.monotonic() < until:
@@ -354,13 +355,14 @@ class Holder:
         self._say(id=number, dropped=kept.dropped, dropped_count=kept.number, left=left, peak=self._peak)
 
     def _running(self) -> int:
-        """Return the number of processes in the box that are no commands of the owner, and have not ended."""
+        """Return the number of live processes in the box, except commands of the owner."""
         if not self._init:
             return 0
         return max(0, sum(_field(f"/proc/{pid}/statm", 1) > 0 for pid in _processes()) - len(self._commands))
 
     def _read(self, number: int, descriptors: list[int], path: str, most: int) -> None:
-        """Send a regular file's first bytes, once all processes have ended, and whether it is younger than commands."""
+        """Send a regular file's first bytes, after all processes have ended, and whether it changed after the last
+        command."""
         if self._init:
             raise OSError("processes of the box still run")
         written = layer_files.read_plain(path, most)
@@ -368,12 +370,12 @@ class Holder:
         self._say(id=number, data=data, late=late)
 
     def _end_init(self) -> None:
-        """Kill all processes of the box, and return when they have ended."""
+        """Kill all processes of the box, and wait until they have ended."""
         signal.set_wakeup_fd(-1)
         if self._init:
             os.kill(self._init, signal.SIGKILL)
             self._init = 0
-        # The kernel lets a first process end only after all others, some of which are this process's to reap.
+        # The first process can end only after all others, some of which this process must reap.
         while True:
             try:
                 pid, status = os.waitpid(-1, 0)
@@ -389,7 +391,7 @@ class Holder:
 
 
 def _unpack(archive: int, reply: int, target: str, most: int, number: int) -> int:
-    """Unpack an archive, and return an exit status; why it is not 0 is said as the reply to a request."""
+    """Unpack an archive, and return an exit status; an error is sent as the reply to the request."""
     try:
         layer_files.unpack(archive, target, most, 1 << 20, layer=False, lent=False)
     except Exception as error:  # noqa: BLE001 - the owner reports whatever it is
@@ -399,7 +401,7 @@ def _unpack(archive: int, reply: int, target: str, most: int, number: int) -> in
 
 
 def _wake_up(_signal: int, _frame: object) -> None:
-    """Let a signal end a wait: the handler itself has nothing to do."""
+    """Do nothing: the signal only has to end a wait."""
 
 
 def _processes() -> list[str]:
@@ -407,7 +409,7 @@ def _processes() -> list[str]:
 
 
 def _memory_use(limit: int) -> int:
-    """Return the bytes of memory of the box's processes; pages that they share count once where it matters."""
+    """Return the memory of the box's processes in bytes; shared pages count once if that matters for the limit."""
     page, pids = resource.getpagesize(), _processes()
     total = sum(_field(f"/proc/{pid}/statm", 1) for pid in pids) * page
     if total <= limit:

@@ -1,7 +1,7 @@
-"""Calls of the Linux kernel that make a box: namespaces, ids, mounts, capabilities, the filter of system calls.
+"""Linux system calls that create a box: namespaces, ids, mounts, capabilities, the filter of system calls.
 
-They also mount the root of a box, and list the users that its files name. Runs in the processes that hold boxes:
-standard library only.
+Also the root of a box, and the users in its files. This runs in the processes that hold boxes, and so uses only the
+standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, TypedDict
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000
-# Mounts, control groups, host name, System V, users, processes, network.
+# Namespaces of mounts, control groups, host name, System V IPC, users, processes and network.
 NEW_ALL: Final = NEW_MOUNTS | 0x2000000 | 0x4000000 | 0x8000000 | NEW_USER | 0x20000000 | 0x40000000
 NO_SUID, NO_DEVICES, NO_EXEC, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _DETACH: Final = 2
@@ -27,8 +27,8 @@ _PDEATHSIG, _DUMPABLE, _NAME, _SECCOMP, _CAPBSET_DROP = 1, 4, 15, 22, 24
 _FILTER: Final = 2
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
 _CLOSE_RANGE: Final = 436
-# What Docker leaves to a container's root, but devices: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID,
-# SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, AUDIT_WRITE, SETFCAP.
+# Docker's capabilities of a container's root, except devices: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
+# SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, AUDIT_WRITE, SETFCAP.
 _KEPT_CAPS: Final = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31))
 _LAST_CAP: Final = 63
 _LOOPBACK_UP: Final = struct.pack("16sh14x", b"lo", 0x1 | 0x40)
@@ -36,7 +36,7 @@ _SET_FLAGS: Final = 0x8914
 
 
 class Ids(TypedDict):
-    """The ids of a box: `how` they are mapped, and the first of them outside with their count, for users and groups.
+    """The ids of a box: `how` they are mapped, and the first outside id with the count, for users and groups.
 
     `how` is `written` by root, `lent` by the system (`/etc/subuid`), or `single`: root of the box alone is the user.
     """
@@ -62,7 +62,7 @@ def die_with_parent() -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Set whether other processes of the same user may look into this one."""
+    """Set whether other processes of the same user may inspect this process."""
     _prctl(_DUMPABLE, int(dumpable))
 
 
@@ -72,7 +72,7 @@ def set_name(name: bytes) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Mount a file system. The kernel takes a page of options at most."""
+    """Mount a file system. The kernel accepts at most a page of options."""
     words = [text.encode() if text else None for text in (source, target, kind)]
     _check(_LIBC.mount(*words, ctypes.c_ulong(flags), data.encode() or None), f"mount {kind or 'bind'} on /{target}")
 
@@ -85,26 +85,26 @@ def change_root() -> None:
 
 
 def loopback_up() -> None:
-    """Switch the loopback of this network namespace on."""
+    """Bring up the loopback interface of this network namespace."""
     with socket.socket() as probe:
         fcntl.ioctl(probe, _SET_FLAGS, _LOOPBACK_UP)
 
 
 def drop_capabilities() -> None:
-    """Drop capabilities from the bounding set: they are gone with the next program that is executed."""
+    """Drop capabilities from the bounding set, which takes effect with the next executed program."""
     for cap in range(_LAST_CAP + 1):
         if cap not in _KEPT_CAPS:
             _LIBC.prctl(_CAPBSET_DROP, ctypes.c_ulong(cap), 0, 0, 0)
 
 
 def close_from(first: int) -> None:
-    """Close all descriptors from a number on: through `/proc/self/fd` they lead out of a box."""
+    """Close all descriptors from a number on, as they lead out of a box through `/proc/self/fd`."""
     if _LIBC.syscall(_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0):
         os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def close_others(*descriptors: int) -> list[int]:
-    """Close all descriptors but some, which get the first numbers, and return these."""
+    """Close all descriptors except the given ones, renumber these from 0, and return their numbers."""
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
     for number, descriptor in enumerate(high):
         os.dup2(descriptor, number)
@@ -117,9 +117,9 @@ class _Filter(ctypes.Structure):
 
 
 def filter_calls(steps: bytes) -> None:
-    """Refuse system calls to this process and to all that it starts.
+    """Refuse system calls to this process and its descendants.
 
-    Root of a user namespace may do so without giving up set-user-id programs, such as `su`.
+    Root of a user namespace can do so without losing set-user-id programs, such as `su`.
     """
     program = _Filter(len(steps) // 8, steps)
     _check(_LIBC.prctl(_SECCOMP, ctypes.c_ulong(_FILTER), ctypes.byref(program), 0, 0), "the filter of system calls")
@@ -129,7 +129,7 @@ def enter_namespaces(flags: int, ids: Ids) -> None:
     """Move this process into new namespaces, and become their root.
 
     Raises:
-        OSError: the kernel refuses one, or the ids cannot be mapped.
+        OSError: the kernel refuses a namespace, or the ids cannot be mapped.
     """
     set_dumpable(True)
     go_reader, go_writer = os.pipe()
@@ -167,9 +167,9 @@ def enter_namespaces(flags: int, ids: Ids) -> None:
 
 
 def _map_ids(pid: int, ids: Ids) -> None:
-    """Map the ids of the new namespace of a process, as one of the namespace above it."""
+    """Map the ids of a process's new namespace, from the parent namespace."""
     if ids["how"] == "lent":
-        # 0 is the user, others are lent.
+        # 0 maps to the user, other ids to the lent ones.
         for program, own, (first, count) in (
             ("newuidmap", os.getuid(), ids["users"]),
             ("newgidmap", os.getgid(), ids["groups"]),
@@ -188,34 +188,34 @@ def _write(pid: int, file: str, text: str) -> None:
         target.write(text)
 
 
-# Files and folders of `/dev` and of `/dev/shm`: empty ones take the kernel's memory, too.
+# The maximum files and folders in `/dev` and `/dev/shm`, as even empty ones take kernel memory.
 _DEVICE_FILES, _SHARED_FILES = 1 << 10, 1 << 14
-# A file, or a link that leads nowhere, is in a folder's place.
+# Errors if a file or a dangling link is in a folder's place.
 _BLOCKED: Final = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 class BlockedFolder(Exception):  # noqa: N818 - says what the layers have
-    """A folder that the box needs is something else in its layers."""
+    """A folder that the box needs, but that is something else in its layers."""
 
 
 def mount_root(links: str, layers: int, shared_memory: int) -> None:
-    """Mount the box's root in the folder `root` of the current one, and go there.
+    """Mount the box's root in the folder `root` of the current folder, and change to it.
 
     Args:
-        links: a folder with links to those of the image, which are named by numbers, from 0 on for the uppermost.
-        layers: how many there are.
-        shared_memory: bytes of `/dev/shm`.
+        links: the folder of links to the image's layers, named by numbers from 0, the uppermost.
+        layers: the number of layers.
+        shared_memory: the bytes of `/dev/shm`.
 
     Raises:
-        OSError: the kernel refuses a mount, or the image has a link where a mount belongs.
+        OSError: the kernel refuses a mount, or the image has a link in place of a mount point.
     """
     mount("none", "/", flags=RECURSIVE | PRIVATE)
     lower = ":".join(f"{links}/{number}" for number in range(layers))
     mount("overlay", "root", "overlay", 0, f"lowerdir={lower},upperdir=upper,workdir=work,userxattr")
     for folder in ("dev", "proc"):
         if os.path.islink(f"root/{folder}"):
-            # Until the root is changed, it would lead out.
+            # The link would lead out of the box until the root is changed.
             raise OSError(f"/{folder} of the image is a link")
         os.makedirs(f"root/{folder}", exist_ok=True)
     devices = f"mode=755,size=64k,nr_inodes={_DEVICE_FILES}"
@@ -236,10 +236,10 @@ def mount_root(links: str, layers: int, shared_memory: int) -> None:
 
 
 def make_folder(folder: str) -> None:
-    """Make a folder of a box where it is missing.
+    """Create a folder of a box if it is missing.
 
     Raises:
-        BlockedFolder: it, or one above it, is something else.
+        BlockedFolder: the folder, or one above it, is something else.
     """
     try:
         if not os.path.isdir(folder):
@@ -251,22 +251,27 @@ def make_folder(folder: str) -> None:
 
 
 def find_user(user: str) -> tuple[int, int, list[int]]:
-    """Return the ids of a user as the box's own files have them; "" is root."""
+    """Return the ids of a user from the box's files; "" is root. A group after a colon replaces the user's groups."""
     name, _, group = user.partition(":")
-    if name in ("", "root", "0"):
-        return 0, 0, []
+    uid, gids = 0, [0]
+    if name not in ("", "root", "0"):
+        row = next((row for row in _rows("/etc/passwd") if len(row) > 3 and name in (row[0], row[2])), None)
+        if row is None and not name.isdigit():
+            raise OSError(f"the box has no user {user!r}")
+        name, uid, gids = (row[0], int(row[2]), [int(row[3])]) if row else ("", int(name), [int(name)])
+        gids += [int(row[2]) for row in _rows("/etc/group") if name and len(row) > 3 and name in row[3].split(",")]
+    if group:
+        known = [row[2] for row in _rows("/etc/group") if len(row) > 2 and row[0] == group]
+        if not known and not group.isdigit():
+            raise OSError(f"the box has no group {group!r}")
+        gids = [int((*known, group)[0])]
+    return uid, gids[0], gids if uid else gids[1:]
+
+
+def _rows(path: str) -> list[list[str]]:
+    """Return the rows of a file of users or groups; none if it cannot be read."""
     try:
-        with open("/etc/passwd", encoding="utf-8") as file:
-            rows = [line.rstrip("\n").split(":") for line in file]
-        with open("/etc/group", encoding="utf-8") as file:
-            groups = [line.rstrip("\n").split(":") for line in file]
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return [line.rstrip("\n").split(":") for line in file]
     except OSError:
-        rows, groups = [], []
-    for row in rows:
-        if len(row) > 3 and name in (row[0], row[2]):
-            own = [int(listed[2]) for listed in groups if len(listed) > 3 and row[0] in listed[3].split(",")]
-            return int(row[2]), int(row[3]), [int(row[3]), *own]
-    if name.isdigit():
-        gid = int(group) if group.isdigit() else int(name)
-        return int(name), gid, [gid]
-    raise OSError(f"the box has no user {user!r}")
+        return []

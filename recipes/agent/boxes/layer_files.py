@@ -1,7 +1,7 @@
-"""Files of boxes and layers: unpack, keep, read, remove.
+"""Files of boxes and layers: unpack, pack, keep, read, count.
 
-Runs in the processes that hold boxes, with the box's own root: standard library only. No link leads out of it, and
-what runs in a box has ended, or not begun, where names are looked up twice.
+This runs in the processes that hold boxes, with the box's root, and so uses only the standard library. No link leads
+out of the root, and where names are looked up twice, no process of the box is running.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import IO, Any, Final, NamedTuple, cast
 from recipes.agent.boxes import trees
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
-# The kernel's overlay has these for names that a layer removes, and for folders that it replaces.
+# The kernel overlay's mark of folders that a layer replaces.
 _OPAQUE_MARK: Final = "user.overlay.opaque"
 _CHUNK: Final = 1 << 20
-# Of a process that unpacks, whose archive says how long its own headers are.
+# The memory limit of a process that unpacks, as an archive may declare headers of any length.
 _MEMORY: Final = 512 << 20
-# Files that are counted at a time.
+# The number of files that are counted at a time.
 _COUNTED: Final = 100
-# Of paths that were dropped, in a message.
+# The bytes of dropped paths in a message.
 _SAID_BYTES: Final = 64 << 10
 _SAID_CHARACTERS: Final = 1000
 
@@ -37,26 +37,26 @@ class TooLarge(Exception):  # noqa: N818 - says what is the matter
 
 
 def why(error: BaseException) -> str:
-    """Return the reason of an error in a message's length."""
+    """Return the reason of an error, shortened for a message."""
     return (str(error) or type(error).__name__)[:_SAID_CHARACTERS]
 
 
 def unpack(archive: int, target: str, most_bytes: int, most_files: int, *, layer: bool, lent: bool) -> int:
     """Unpack a tar archive below a folder, and return the bytes of its files.
 
-    An archive that was made to harm can end it by any exception: `why` says it. The process has little memory then.
+    A malicious archive may raise any exception, which `why` spells. The process's memory is limited from then on.
 
     Args:
-        archive: an open file.
+        archive: the descriptor of an open file.
         target: the folder; the root of this process is this folder, or a box.
-        most_bytes, most_files: limits of what is unpacked.
-        layer: whether names that begin with `.wh.` remove others, as in layers of images; owners are kept then.
+        most_bytes, most_files: the limits of unpacked bytes and files.
+        layer: whether names that begin with `.wh.` remove others, as in image layers; then owners are kept.
         lent: whether owners other than root can be kept.
 
     Raises:
         TooLarge: a limit is exceeded.
         OSError: a path leads out of the folder, a link does not fit, or the disk is full.
-        tarfile.TarError: it is no archive.
+        tarfile.TarError: the file is no archive.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     os.makedirs(target, exist_ok=True)
@@ -64,7 +64,7 @@ def unpack(archive: int, target: str, most_bytes: int, most_files: int, *, layer
     times = dict[str, int]()
     with os.fdopen(archive, "rb", closefd=False) as file, tarfile.open(fileobj=file, mode="r|*") as packed:
         while (member := packed.next()) is not None:
-            # It keeps them all otherwise.
+            # The archive would keep all members otherwise.
             cast("Any", packed).members.clear()
             count, total = count + 1, total + (member.size if member.isreg() else 0)
             if member.size < 0 or total > most_bytes or count > most_files:
@@ -93,7 +93,7 @@ def _inside(target: str, name: str) -> str:
     if ".." in parts or "\0" in name:
         raise OSError(f"`{name}` leads out of the folder")
     path = os.path.join(target, *parts) if parts else target
-    # No part of the way is a link: what an archive links to elsewhere it would write there.
+    # Refuse links in the path: an archive could make a link and write through it.
     folder = target
     for part in parts[:-1]:
         folder = os.path.join(folder, part)
@@ -128,7 +128,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str, pat
             shutil.copyfileobj(source, file, _CHUNK)
     elif not member.ischr() and not member.isblk() and not member.isfifo():
         raise OSError(f"`{member.name}` is of an unknown kind")
-    # Devices and pipes are left out: a box has its own `/dev`.
+    # Skip devices and pipes: a box has its own `/dev`.
 
 
 def _own(member: tarfile.TarInfo, path: str, *, kept: bool) -> None:
@@ -136,14 +136,15 @@ def _own(member: tarfile.TarInfo, path: str, *, kept: bool) -> None:
         return
     if kept:
         os.chown(path, member.uid, member.gid, follow_symlinks=False)
-    if not member.issym():
+    # A hard link may be one to a link, whose target is another file, or none.
+    if not os.path.islink(path):
         os.chmod(path, member.mode & 0o7777)
         if member.isreg():
             os.utime(path, (member.mtime, member.mtime))
 
 
 def pack(folder: str, stream: IO[bytes]) -> None:
-    """Pack a layer as images have them: what it removes is a file named `.wh.NAME`. No link is followed."""
+    """Pack a layer in the format of images, with files named `.wh.NAME` for removed names. No link is followed."""
     with trees.opened(folder) as top, tarfile.open(fileobj=stream, mode="w|") as archive:
         walk = trees.Walk(top)
         for entry in walk:
@@ -159,7 +160,7 @@ def _pack_entry(archive: tarfile.TarFile, walk: trees.Walk, entry: trees.TreeEnt
     if stat.S_ISREG(status.st_mode):
         descriptor = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=walk.folder)
         with os.fdopen(descriptor, "rb") as file:
-            # It knows names of one file as links.
+            # `gettarinfo` stores further names of a file as links.
             archive.addfile(archive.gettarinfo(arcname=path, fileobj=file), file)
     elif stat.S_ISLNK(status.st_mode):
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(entry.name, dir_fd=walk.folder)
@@ -182,9 +183,9 @@ def _is_opaque(folder: int) -> bool:
 
 
 class _Rule(NamedTuple):
-    """The part of a tree that is kept, as seen from one folder: `keep` says whether it is below a folder that is.
+    """The rule of what is kept, as seen from one folder; `keep`: the folder is, or is below, a kept one.
 
-    The ways lead to other folders that are kept, or never are, by the names that are left.
+    `wanted` and `never` are the remaining paths from here to folders to keep and to drop.
     """
 
     keep: bool
@@ -193,7 +194,7 @@ class _Rule(NamedTuple):
 
     @property
     def is_made(self) -> bool:
-        """Whether a folder is in the new layer, too."""
+        """Whether the folder is also in the new layer."""
         return self.keep or bool(self.wanted)
 
     def at(self, name: str) -> _Rule:
@@ -212,9 +213,9 @@ class Kept(NamedTuple):
     """The result of `keep_only`.
 
     Attributes:
-        dropped: paths that were dropped, as many as fit into a message, as text.
-        number: how many there were.
-        whole: whether there were no more entries than the limit; what comes after it is dropped, and not counted.
+        dropped: dropped paths, as many as fit into a message, as text.
+        number: the number of dropped paths.
+        whole: whether the entries did not exceed the limit; entries beyond it are dropped uncounted.
     """
 
     dropped: list[str]
@@ -223,13 +224,13 @@ class Kept(NamedTuple):
 
 
 def keep_only(box: int, keep: Iterable[str], never: Iterable[str], most: int) -> Kept:
-    """Make the layer `kept` of the parts of the layer `upper` that lie below some folders. Files are the same ones.
+    """Make the layer `kept` from the parts of the layer `upper` below some folders, with hard links to its files.
 
     Args:
-        box: a descriptor of the folder that both are in.
-        keep: absolute paths of folders and files.
-        never: paths that are dropped even there.
-        most: entries that are looked at.
+        box: the descriptor of the folder of both layers.
+        keep: the absolute paths of folders and files to keep.
+        never: the paths to drop even there.
+        most: the maximum entries to visit.
     """
     wanted = _ways(keep)
     rules = [_Rule([] in wanted, wanted, _ways(never))]
@@ -255,7 +256,7 @@ def _kept_of(walk: trees.Walk, target: int, rules: list[_Rule], most: int) -> Ke
             walk.enter()
             rules.append(rule)
             if rule.is_made:
-                # A folder on the way that replaces the image's hides what the image has there.
+                # Copy its marks, too: a folder may replace the image's and hide its content.
                 _copy_facts(walk.folder, target)
         elif rule.keep:
             _link(entry.name, walk.folder, target)
@@ -284,7 +285,7 @@ def _copy_facts(source: int, target: int) -> None:
         try:
             os.setxattr(target, name, os.getxattr(source, name))
         except OSError:
-            # Others are the kernel's own, or not known here.
+            # Other attributes are the kernel's, or unknown here.
             if name == _OPAQUE_MARK:
                 raise
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -296,26 +297,26 @@ def _link(name: str, source: int, target: int) -> None:
     except OSError as error:
         if error.errno != errno.EMLINK:
             raise
-        # It has all the names that a file may have.
+        # The file has the maximum number of links, so move it.
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
 class PlainFile(NamedTuple):
-    """The first bytes of a file, and when it was last changed, or a folder on its way: nanoseconds since 1970."""
+    """The first bytes of a file, and its last change or that of a folder of its path, in nanoseconds since 1970."""
 
     data: bytes
     changed: int
 
 
 def read_plain(path: str, most: int) -> PlainFile | None:
-    """Return the first bytes of a regular file whose path has no link; None where there is none."""
+    """Return the first bytes of a regular file whose path has no link; None if there is none."""
     *folders, name = path.strip("/").split("/")
     place = os.open("/", trees.FOLDER)
     changed = 0
     try:
         for folder in folders:
             place = _moved(place, folder)
-            # A folder that was moved here brings its files as they were.
+            # Check folders, too: moving a folder does not change its files.
             changed = max(changed, os.fstat(place).st_ctime_ns)
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     except OSError:
@@ -333,12 +334,12 @@ def read_plain(path: str, most: int) -> PlainFile | None:
 
 
 def disk_use(folder: int, most_bytes: int, most_files: int) -> Iterator[tuple[int, int]]:
-    """Count the bytes and the number of the files below a folder; yield what was counted so far, now and then.
+    """Count the bytes and files below a folder, and yield the counts so far from time to time.
 
     Counting ends above one of the limits.
 
     Args:
-        folder: a descriptor of the folder, in which programs may be at work.
+        folder: the descriptor of the folder, which programs may be changing.
     """
     total = files = 0
     walk = trees.Walk(folder, most_files + 1)
@@ -348,7 +349,7 @@ def disk_use(folder: int, most_bytes: int, most_files: int) -> Iterator[tuple[in
             if entry.is_folder:
                 with contextlib.suppress(OSError):
                     walk.enter()
-        # A folder is three steps, but for programs that move folders about beneath the walk.
+        # A folder normally takes three steps; more mean that programs move folders during the walk.
         files = max(files, walk.steps // 4)
         if total > most_bytes or files > most_files:
             break

@@ -1,7 +1,7 @@
-"""The process that starts boxes: it has the holder's modules loaded, so that a box costs a fork and no interpreter.
+"""The process that starts boxes, with the holder's modules loaded, so that a box costs a fork, not an interpreter.
 
-One serves all boxes of a process, and ends with it. Each box has a lease of its own, and does not need the starter.
-Standard library only.
+One starter serves all boxes of a process, and ends with it. A running box has its own lease and does not need it. It
+uses only the standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(descriptor: int) -> None:
     _load_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Pages with objects of this process stay shared with those that it starts.
+    # Keep memory pages with objects shared between this process and its forks.
     gc.freeze()
     control.send(b"1")
     while True:
@@ -56,7 +56,7 @@ def main(descriptor: int) -> None:
 
 
 def _load_all() -> None:
-    """Load what would be loaded late: from within a box it would be the box's own."""
+    """Load everything that would be loaded lazily, as within a box it would come from the box's files."""
     tarfile.open(fileobj=io.BytesIO(), mode="w|gz").close()
     for name in ("ascii", "utf-8", "latin-1", "idna"):
         codecs.lookup(name)
@@ -85,7 +85,7 @@ def _hold(request: dict[str, Any], lease: socket.socket, group: int | None) -> N
     os.mkdir(folder, 0o711)
     parent = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
     os.chdir(folder)
-    # Held while the box lives: whoever gets the lock may remove the folder. So it has its name once it is held.
+    # Hold the lock while the box lives, as whoever gets it may remove the folder. So name it only once it is held.
     lock = os.open(_NEW_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.rename(_NEW_LOCK, LOCK)
@@ -106,13 +106,13 @@ def _own_folder(parent: int, folder: str) -> int:
 
 
 def _give(path: str, ids: kernel.Ids) -> None:
-    """Give a path to root of the box, where that is another one than this process's user."""
+    """Make the box's root the owner of a path, if it is not the user of this process."""
     if ids["how"] == "written":
         os.chown(path, ids["users"][0], ids["groups"][0])
 
 
 def _unpack(request: dict[str, Any], lease: socket.socket, archive: int) -> None:
-    """Unpack a layer as root of a namespace that has the ids of boxes, and whose root is the layer's folder."""
+    """Unpack a layer as root of a namespace with the ids of boxes, whose root folder is the layer's."""
     folder, ids = request["folder"], cast("kernel.Ids", request["ids"])
     os.mkdir(folder, 0o755)
     _give(folder, ids)
@@ -134,7 +134,7 @@ def _pack(request: dict[str, Any], lease: socket.socket, archive: int) -> None:
 
 
 def _remove(request: dict[str, Any], lease: socket.socket) -> None:
-    """Remove a folder whose files may have ids of boxes."""
+    """Remove a folder whose files may belong to ids of boxes."""
     parent, name = os.path.split(request["folder"])
     os.chdir(parent)
     kernel.enter_namespaces(kernel.NEW_USER | kernel.NEW_MOUNTS, cast("kernel.Ids", request["ids"]))

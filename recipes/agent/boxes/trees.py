@@ -1,7 +1,7 @@
-"""Walks through folders that a box's programs made: of any depth, and changing meanwhile.
+"""Walks through folders of a box's programs, which may have any depth and change during the walk.
 
-A walk gives the kernel single names and descriptors, never a path that grows with the depth, and keeps two descriptors
-open. Runs in the processes that hold boxes: standard library only.
+A walk uses single names and descriptors, never paths that grow with the depth, and keeps two descriptors open. It runs
+in the processes that hold boxes, and so uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Names of one folder that are in memory at once.
+# The maximum names of one folder in memory at once.
 _AT_ONCE: Final = 1 << 14
 
 
@@ -24,9 +24,9 @@ class TreeEntry(NamedTuple):
     """An entry of a folder.
 
     Attributes:
-        name: its name in `Walk.folder`.
-        status: what the kernel says of it; no link is followed.
-        left: whether it is a folder that the walk was in, and has left.
+        name: the name in `Walk.folder`.
+        status: the status of the entry; no link is followed.
+        left: whether the entry is a folder that the walk has just left.
     """
 
     name: str
@@ -35,7 +35,7 @@ class TreeEntry(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, and no link to one."""
+        """Whether the entry is a folder, not a link to one."""
         return stat.S_ISDIR(self.status.st_mode)
 
 
@@ -46,15 +46,15 @@ class _Level(NamedTuple):
 
 
 class Walk:
-    """Yields the entries of a folder, those of each folder in order; `enter` goes below the one that was yielded last.
+    """A walk that yields the entries of each folder in order; `enter` descends into the last entry.
 
     Args:
-        top: a descriptor of the folder.
-        most: entries of one folder that are looked at.
+        top: the descriptor of the folder.
+        most: the maximum entries to visit per folder.
 
     Attributes:
-        folder: a descriptor of the folder that the last entry is in; the walk's own.
-        steps: names that were looked up: the work that was done.
+        folder: the descriptor of the last entry's folder, which belongs to the walk.
+        steps: the number of names looked up, a measure of the work.
     """
 
     def __init__(self, top: int, most: int = _AT_ONCE) -> None:
@@ -66,7 +66,7 @@ class Walk:
         self._entry: TreeEntry | None = None
 
     def __iter__(self) -> Iterator[TreeEntry]:
-        """Yield each entry, and each folder that was entered once more when it is left."""
+        """Yield each entry, and each entered folder again when it is left."""
         try:
             while True:
                 name = next(self._pending, None)
@@ -83,10 +83,10 @@ class Walk:
             os.close(self.folder)
 
     def enter(self) -> None:
-        """Continue with what is in the folder that was yielded last.
+        """Continue with the entries of the folder that was yielded last.
 
         Raises:
-            OSError: it cannot be opened, or is a folder no more.
+            OSError: the folder cannot be opened, or is no longer a folder.
         """
         assert self._entry is not None
         level = _Level(self._entry, _identity(self.folder), self._pending)
@@ -95,7 +95,7 @@ class Walk:
         self._pending = self._listed()
 
     def path(self, name: str) -> str:
-        """Return the path of an entry of `folder`, from the top on."""
+        """Return the path of an entry of `folder`, relative to the top."""
         return "/".join([*(level.entry.name for level in self._way), name])
 
     def _seen(self, name: str) -> TreeEntry | None:
@@ -124,7 +124,7 @@ class Walk:
         return level.entry
 
     def _find_way(self) -> None:
-        """Follow the path from the top as far as it still exists: a program has moved one of its folders meanwhile."""
+        """Follow the path from the top as far as it still exists, after a program moved one of its folders."""
         os.close(self.folder)
         self.folder = os.dup(self._top)
         for depth, level in enumerate(self._way):
@@ -139,7 +139,7 @@ class Walk:
 
 @contextmanager
 def opened(name: str, folder: int | None = None) -> Generator[int]:
-    """Open a folder, which is no link, in another one or in the current one."""
+    """Open a folder, not a link, in another folder or in the current one."""
     descriptor = os.open(name, FOLDER, dir_fd=folder)
     try:
         yield descriptor
@@ -153,17 +153,17 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def remove_tree(name: str, folder: int | None = None) -> None:
-    """Remove a folder or file with what is below it. What cannot be removed is left; no link is followed.
+    """Remove a file or folder with its content, as far as possible; no link is followed.
 
     Args:
-        name: its name, or a path.
-        folder: a descriptor of the folder that the name is in; None: the current one.
+        name: the name, or a path.
+        folder: the descriptor of the folder of the name; None: the current folder.
     """
     with contextlib.suppress(OSError):
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=folder)
             return
-        # The overlay leaves a folder without any permission.
+        # The overlay creates a folder without any permission.
         os.chmod(name, 0o700, dir_fd=folder)
         with opened(name, folder) as top:
             while _remove_some(top):
@@ -172,7 +172,7 @@ def remove_tree(name: str, folder: int | None = None) -> None:
 
 
 def _remove_some(top: int) -> bool:
-    """Remove what is in a folder, of a large one a part; return whether it is worthwhile to continue."""
+    """Remove the content of a folder, or a part of it if large; return whether anything was removed."""
     walk, removed, before = Walk(top), 0, list[int]()
     for entry in walk:
         try:

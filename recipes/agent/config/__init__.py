@@ -1,1 +1,1 @@
-"""The file of the agent recipe."""
+"""The configuration of the agent recipe."""

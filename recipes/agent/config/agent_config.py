@@ -1,4 +1,4 @@
-"""The file of the agent recipe: its sections, its defaults, and the rules between its values.
+"""The configuration of recipe `agent`: its sections and defaults.
 
 The defaults build a Qwen2 of 0.3 M parameters, show it a few conversations with a calculator among many without, and
 let it find out by GRPO that the calculator pays.
@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import Field
 
 from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
-from recipes.agent.config.tool_config import TEXT_ENVIRONMENTS, HarborKeys, McpServerConfig, TextEnvironmentKind
+from recipes.agent.config.tool_config import (
+    TEXT_ENVIRONMENTS,
+    TOOL_OPTIONS,
+    HarborKeys,
+    McpServerConfig,
+    TextEnvironmentKind,
+    ToolOptions,
+)
 from recipes.language.config.language_config import (
     SYMBOLS,
     AnswerActorConfig,
@@ -29,26 +36,27 @@ from recipes.language.rules.job_rules import trials as reward_trials
 from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
-from rlinf_core.config.sections.values import OptionalPath, PositiveFloat, StepsOrNever
+from rlinf_core.config.model import options_of
+from rlinf_core.config.sections.values import PositiveFloat, StepsOrNever
 from rlinf_core.job.recipe import Trial
 from rlinf_core.scalars import Text
 
 COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
-# Placed where agents need not hold the index of `search` themselves.
+# The component that holds the index of `search`, so that agents need not.
 INDEX: Final = "index"
 AGENTS: Final = ("tool_agent", "env_agent")
 TOOLS: Final = ("calculator", "search", "python")
-# Names that are no tools here, each with where what they do is.
+# Names that are not tools here, each with an alternative.
 _ELSEWHERE: Final = {
     "http": "let an MCP server fetch pages: `agent.mcp: {fetch: {command: [uvx, mcp-server-fetch]}}`",
     "bash": "`bash` comes with tasks with images: `run: env_agent`, `environment: {type: harbor, path: FOLDER}`",
 }
-# Tasks that are made on the spot, and know which calls lead to their answers.
+# Generated tasks, which know the calls that lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
-# Programs that try a box, and make an agent of Harbor.
+# Programs that test a box, and the creation of a Harbor agent.
 BOX_PROBE: Final = "recipes.agent.boxes.box_probe"
 HARNESS_PROBE: Final = "recipes.agent.harbor.harness_probe"
-# Tasks that are the seeds of an environment.
+# The type of tasks that are seeds of an environment.
 EPISODES: Final = "episodes"
 _MARKS: Final = ("calculator", "search", "result")
 
@@ -100,16 +108,19 @@ class AgentActorConfig(AnswerActorConfig):
     )
 
 
-def _needs_tool(tool: str, *keys: str) -> IgnoredKeys:
-    """Return the rule of keys that change nothing without a tool."""
-    help = f"remove it, or write `tools: [{tool}]`"
+def _needs_tool(tool: str) -> IgnoredKeys:
+    """Return the rule for the options of a tool that agents do not have."""
     return IgnoredKeys(
-        keys, lambda agent, _: tool not in agent.tools, f"`tools` has no `{tool}`", help, because=("tools",)
+        tuple(f"tool_options.{name}" for name in TOOL_OPTIONS[tool].model_fields),
+        lambda agent, _: tool not in agent.tools,
+        f"`tools` has no `{tool}`",
+        f"remove it, or write `tools: [{tool}]`",
+        because=("tools",),
     )
 
 
 def _in_own_box(agent: AgentWorkerConfig) -> bool:
-    """Return whether our own agent works on tasks with images."""
+    """Return whether the built-in agent works on tasks with images."""
     return agent.tasks is not None and agent.tasks.harness is None
 
 
@@ -125,16 +136,21 @@ def _without_calls(agent: AgentWorkerConfig) -> str:
 
 
 def _without_format(agent: AgentWorkerConfig) -> str:
-    """Return why nothing is called in a format of ours."""
+    """Return why the model makes no calls in a built-in format."""
     return "an agent of Harbor has its own" if agent.tasks else "`run` is not tool_agent"
+
+
+if TYPE_CHECKING:
+    _ToolOptions: TypeAlias = dict[str, Any]
+else:
+    _ToolOptions = options_of(ToolOptions)
 
 
 class AgentWorkerConfig(ConfigModel):
     """The workers that run agents."""
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        _needs_tool("search", "corpus_path", "search_results"),
-        _needs_tool("python", "python_memory_mib"),
+        *map(_needs_tool, TOOL_OPTIONS),
         IgnoredKeys(
             ("environment",),
             lambda agent, _: agent.run != "env_agent",
@@ -183,13 +199,10 @@ class AgentWorkerConfig(ConfigModel):
     timeout: PositiveFloat = Field(default=300.0, description="Time limit of one agent run, in seconds.")
     max_turns: Count = Field(default=8, description="Maximum model turns in one run, over all its conversations.")
     max_concurrent: Count = Field(default=256, description="Concurrent runs per process.")
-    corpus_path: OptionalPath = Field(
-        default=None,
-        description="Text file of documents for `search`, one per line. Default: the facts of `data.type: lookups`.",
-    )
-    search_results: Count = Field(default=1, description="Number of documents that `search` returns.")
-    python_memory_mib: Annotated[int, Field(ge=64)] = Field(
-        default=256, description="Memory limit of each process of a `python` program, in MiB."
+    tool_options: _ToolOptions = Field(
+        default_factory=dict[str, Any],
+        description="Options of the tools (docs/reference/options.md). search: corpus_path, search_results; python:"
+        " python_memory_mib.",
     )
     environment: TextEnvironmentKind = Field(
         default_factory=TEXT_ENVIRONMENTS[0], description="The environment that `run: env_agent` plays."
@@ -199,6 +212,11 @@ class AgentWorkerConfig(ConfigModel):
         description="MCP servers, by names of your choice: every agent process starts them and offers their tools in"
         " addition to `tools`.",
     )
+
+    @property
+    def settings(self) -> ToolOptions:
+        """The options of the tools, defaults included."""
+        return ToolOptions.model_validate(self.tool_options)
 
     @property
     def tasks(self) -> HarborKeys | None:
@@ -216,7 +234,7 @@ class IndexConfig(ConfigModel):
 class AgentConfig(LanguageConfig):
     """Configuration of the agent recipe."""
 
-    # An agent may reward itself.
+    # An agent may set its own reward.
     rewards_by_rule: ClassVar[bool] = False
 
     warm_start_examples: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
@@ -261,12 +279,12 @@ class AgentConfig(LanguageConfig):
 
     @property
     def has_index(self) -> bool:
-        """Whether workers of their own hold the index of `search`."""
+        """Whether separate workers hold the index of `search`."""
         return INDEX in self.cluster.component_placement and "search" in self.agent.tools
 
     @property
     def offers_functions(self) -> bool:
-        """Whether tool_agent's model calls tools as functions where its chat template teaches a form."""
+        """Whether the model calls tools as functions if its chat template teaches a form."""
         agent = self.agent
         calls = agent.run == "tool_agent" or self.plays_tasks
         return self.data.apply_chat_template and calls and agent.tool_format == "auto"
@@ -307,7 +325,7 @@ class AgentConfig(LanguageConfig):
 
 def inputs(config: AgentConfig) -> list[Path]:
     """Return the files and folders that a run reads."""
-    corpus = config.agent.corpus_path
+    corpus = config.agent.settings.corpus_path
     return job_inputs(config) + ([] if corpus is None else [Path(corpus)])
 
 

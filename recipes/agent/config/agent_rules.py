@@ -1,4 +1,4 @@
-"""The rules between the values of an agent job's file."""
+"""Validation rules of recipe `agent`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from recipes.agent.config.agent_config import COMPONENTS, EPISODES, INDEX, Agent
 from recipes.agent.config.tool_config import HarborKeys
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.rules.job_rules import check_job, check_lengths
+from recipes.language.rules.problem_rules import check_rewards
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
@@ -20,16 +21,23 @@ def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report, (*OPTIONAL_COMPONENTS, INDEX))
     check_lengths(config, report, "the longest conversation, `runner.seq_length`", " plus room for further turns")
+    if config.agent.run == "tool_agent":
+        # Other agents may set rewards, of which those from `correct_reward` on count as correct.
+        check_rewards(config, report)
     _check_agent(config, report)
 
 
 def _check_agent(config: AgentConfig, report: Report) -> None:
     agent = config.agent
     if ":" in agent.run:
-        check_import(config, ("agent", "run"), agent.run, "agent", report)
-    for number, tool in enumerate(agent.tools):
+        check_import(config, ("agent", "run"), agent.run, "agent", report, is_function=True)
+    names = [tool.rpartition(":")[2] for tool in agent.tools]
+    for number, (tool, name) in enumerate(zip(agent.tools, names, strict=True)):
         if ":" in tool:
-            check_import(config, ("agent", "tools", number), tool, "agent", report)
+            check_import(config, ("agent", "tools", number), tool, "agent", report, is_function=True)
+        if name in names[:number]:
+            message = f"two tools are named `{name}`"
+            report(("agent", "tools", number), "conflicting-settings", message, "rename or remove one of them")
     _check_environment(config, report)
     if "python" in agent.tools and shutil.which("bwrap") is None and runs_in_this_interpreter(config, "agent"):
         report(
@@ -78,7 +86,7 @@ def _check_tasks(config: AgentConfig, environment: HarborKeys, report: Report) -
     at, path = ("agent", "environment", "path"), environment.path
     if not runs_in_this_interpreter(config, "agent"):
         return
-    # It reads each task: for the files that have some.
+    # Imported late, as only configurations with tasks need it.
     from recipes.agent.harbor.checking import load_checked
     from recipes.agent.harbor.task_folder import HARBOR_HELP
 
@@ -115,16 +123,16 @@ def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
 
 
 def _check_search(config: AgentConfig, report: Report) -> None:
-    agent = config.agent
-    if agent.corpus_path is None and config.data.source != "lookups":
+    at, corpus = ("agent", "tool_options", "corpus_path"), config.agent.settings.corpus_path
+    if corpus is None and config.data.source != "lookups":
         report(
-            blame(config, ("agent", "corpus_path"), ("agent", "tools"), ("data", "type")),
+            blame(config, at, ("agent", "tools"), ("data", "type")),
             "conflicting-settings",
             f"`search` needs documents, and tasks of {config.data.source} provide none",
-            "write `agent.corpus_path: FILE`, a text file with one document per line",
+            "write `agent.tool_options: {corpus_path: FILE}`, a text file with one document per line",
         )
         return
-    here = agent.corpus_path is not None and runs_in_this_interpreter(config, "agent")
-    if here and not Path(str(agent.corpus_path)).is_file():
-        message = f"`corpus_path` names `{agent.corpus_path}`, which does not exist on this machine"
-        report(("agent", "corpus_path"), "unusable-path", message, severity=Severity.WARNING)
+    here = corpus is not None and runs_in_this_interpreter(config, "agent")
+    if here and not Path(str(corpus)).is_file():
+        message = f"`corpus_path` names `{corpus}`, which does not exist on this machine"
+        report(at, "unusable-path", message, severity=Severity.WARNING)

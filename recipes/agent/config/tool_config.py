@@ -8,12 +8,37 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from recipes.sections.values import KnownOrOwn, one_or_many
-from rlinf_core import ConfigModel, IgnoredKeys
+from rlinf_core import ConfigModel, Count, IgnoredKeys
 from rlinf_core.config.model import Variant, kind_of_section, one_of
 from rlinf_core.config.sections.values import DataPath, OptionalPath
 from rlinf_core.scalars import Text
 
 ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers", "harbor")
+
+
+class SearchOptions(ConfigModel):
+    """Options of the tool `search`."""
+
+    corpus_path: OptionalPath = Field(
+        default=None,
+        description="Text file of documents, one per line. Default: the facts of `data.type: lookups`.",
+    )
+    search_results: Count = Field(default=1, description="Number of documents that a search returns.")
+
+
+class PythonOptions(ConfigModel):
+    """Options of the tool `python`."""
+
+    python_memory_mib: Annotated[int, Field(ge=64)] = Field(
+        default=256, description="Memory limit of each process of a program, in MiB."
+    )
+
+
+TOOL_OPTIONS: Final[Mapping[str, type[ConfigModel]]] = {"search": SearchOptions, "python": PythonOptions}
+
+
+class ToolOptions(SearchOptions, PythonOptions):
+    """The options of all tools."""
 
 
 class McpServerConfig(ConfigModel):

@@ -1,1 +1,1 @@
-"""Conversations: their tokens, the model that speaks in them, and the agents that lead them."""
+"""Conversations: their tokens, the model's interface for agents, and built-in agents."""

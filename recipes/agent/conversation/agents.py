@@ -1,7 +1,7 @@
-"""Agents: their inputs and outcomes, the built-in one, and the one of a rehearsal.
+"""Agents: their inputs and outcomes, the built-in agent, and the stand-in of a rehearsal.
 
-The built-in agent calls tools until it answers. The agent of a rehearsal says nothing, in as many turns as runs
-recorded, and waits as long for its tools.
+The built-in agent calls tools until it answers. The stand-in takes as many turns, and waits as long for tools, as
+recorded runs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class AgentTask(NamedTuple):
 
     Attributes:
         prompt: the question.
-        messages: how it is put to the model.
-        answer: the right one, for agents that judge themselves.
-        row: everything that its source says of it.
+        messages: the messages that put the question to the model.
+        answer: the reference answer, for agents that judge themselves.
+        row: all fields of the task in its source.
     """
 
     prompt: str
@@ -41,8 +41,8 @@ class AgentOutcome:
     """The outcome of a run.
 
     Attributes:
-        answer: text that `reward.reward_type` scores.
-        reward: the reward itself; None: the answer is scored.
+        answer: the text for `reward.reward_type` to score.
+        reward: the reward; None: `answer` is scored.
         parts: named parts of the reward, which become metrics.
     """
 
@@ -51,14 +51,15 @@ class AgentOutcome:
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-# An agent: a user's function, or the one below. A text is an outcome with that answer.
+# An agent: a custom function, or one of those below. A returned text is an outcome with that answer.
 Agent = Callable[[AgentTask, LanguageModel, Toolbox], Awaitable[AgentOutcome | str]]
 
 
 async def tool_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
-    """Let the model use tools until it writes a turn without a call: its answer.
+    """Let the model use tools until it writes a turn without a call, its answer.
 
-    It calls them as functions where the toolbox offers some and its chat template teaches a form, one call a turn else.
+    It calls functions if the toolbox offers any and the chat template teaches a form; else it makes one plain call per
+    turn.
     """
     functions = tuple(json.dumps(function, ensure_ascii=False) for function in tools.functions)
     chat = llm.conversation(*task.messages, tools=ToolOffer(functions, tools.instructions) if functions else None)
@@ -72,9 +73,9 @@ async def tool_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Age
 
 
 async def _answers(tools: Toolbox, reply: ModelReply) -> list[ChatMessage]:
-    """Return the messages that answer the calls in a turn; none where it has none."""
+    """Run the calls in a turn, and return the messages with their results; empty without calls."""
     if reply.form is None:
-        # Where a special token ends a turn, only the text without it ends with the call.
+        # If a special token ends the turn, only the text without special tokens ends with the call.
         call = tools.find_call(reply.raw, thinking=reply.thinking) or tools.find_call(
             reply.text, thinking=reply.thinking
         )
@@ -90,19 +91,19 @@ async def _answers(tools: Toolbox, reply: ModelReply) -> list[ChatMessage]:
     ]
 
 
-# Sizes of a record: tokens of conversations; and what its flow makes of it, see `LanguageFlow.constants`.
+# Names in records: the sizes of conversations in tokens, and constants of `LanguageFlow.constants`.
 _ANSWER: Final = "answer"
 _TURNS, _PAUSE = "driver/turns", "driver/pause"
 
 
 async def stand_in_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
-    """Hold a conversation whose tokens are spread evenly over its turns."""
+    """Hold a stand-in conversation whose tokens are spread evenly over its turns."""
     settings = llm.settings
     draws = random.Random(f"{task.prompt}:{settings.seed}:{settings.sample}")
     lengths, numbers = zip(*(pacing.recorded(_ANSWER) or ((settings.max_new_tokens, 1),)), strict=True)
     (tokens,) = draws.choices(lengths, numbers)
     mean = _constant(_TURNS, 1.0)
-    # Whole turns, whose mean is the recorded one.
+    # Round at random, so that the mean is the recorded mean.
     turns = max(1, min(settings.max_turns, int(mean) + (draws.random() < mean % 1)))
     chat = llm.conversation(*task.messages)
     for turn in range(turns):

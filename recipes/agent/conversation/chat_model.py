@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast, get_args
 
 from recipes.agent.call_forms import CallForm
 from recipes.agent.conversation.conversation import Conversation, no_turn
@@ -13,6 +14,7 @@ from recipes.language.answers.answer_group import TurnRecord
 from recipes.language.answers.sequences import FinishReason
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.text_tokens import mended
+from recipes.language.rewards.functions import finite
 
 
 class LimitReached(Exception):  # noqa: N818 - not an error: the run of the agent is over
@@ -28,18 +30,18 @@ class LimitReached(Exception):  # noqa: N818 - not an error: the run of the agen
 
 
 class MessagesRefused(Exception):  # noqa: N818 - an outcome of this run, as `LimitReached`
-    """Messages that the model's chat template does not write; the text says why."""
+    """Messages that the model's chat template rejects; the text says why."""
 
 
 class EngineUnavailable(Exception):  # noqa: N818 - as `ToolUnavailable`
-    """A turn that the engine did not draw. The model is not to blame; the run has failed."""
+    """A turn that the engine failed to sample through no fault of the model; the run has failed."""
 
 
 class Engines(Protocol):
-    """Whatever draws turns."""
+    """An interface to engines that sample turns."""
 
     async def draw(self, request: DrawRequest) -> DrawnTurn:
-        """Return a turn."""
+        """Sample a turn."""
         ...
 
 
@@ -47,16 +49,16 @@ class DrawSettings(NamedTuple):
     """The settings of all turns of a run.
 
     Attributes:
-        sample: number of the run within its group.
-        seed: the seed of the draws.
-        temperature: the temperature of the draws; 0 takes the likeliest token.
-        max_turns: the most turns of the model, over all conversations of the run.
+        sample: the number of the run within its group.
+        seed: the seed of sampling.
+        temperature: the sampling temperature; 0: greedy.
+        max_turns: the maximum turns of the model, over all conversations of the run.
         max_tokens: the maximum tokens of a conversation.
-        max_new_tokens: the most new tokens of a turn.
-        version: the version of the oldest weights that may draw.
-        agent: rank of the process.
-        top_p: the top-p of the draws.
-        training_temperature: the training temperature of the draws in training; None: `temperature`.
+        max_new_tokens: the maximum new tokens of a turn.
+        version: the oldest version of weights that may sample.
+        agent: the rank of the agent process.
+        top_p: the top-p of sampling.
+        training_temperature: the temperature used in training, which requests may also name; None: `temperature`.
     """
 
     sample: int
@@ -76,11 +78,11 @@ class ModelReply(NamedTuple):
 
     Attributes:
         text, tokens: the text and tokens of the turn.
-        finish: why it ended.
-        prompt_tokens: tokens before it.
-        raw: text with tokens that only mark something; calls may stand among those.
-        form: the form of calls, where the model's chat template teaches one.
-        thinking: whether the turn begins within a thought, which the prompt opens.
+        finish: the finish reason of the turn.
+        prompt_tokens: the number of tokens before the turn.
+        raw: the text with special tokens, which may mark calls.
+        form: the form of calls that the model's chat template teaches, if any.
+        thinking: whether the turn begins within a thought that the prompt opened.
     """
 
     text: str
@@ -96,15 +98,15 @@ class LanguageModel:
     """The language model in one run of an agent. All its conversations are trained on.
 
     Args:
-        engines: the engines that draw.
+        engines: the engines that sample.
         settings: the settings of all turns.
         on_turn: called with every turn and its text.
 
     Attributes:
-        turns: the turns of the model so far.
-        failure: why the engine did not draw a turn; "" where it drew all.
-        limit: the limit that was reached, as in `LimitReached`; "" where none was.
-        mended: messages so far that had half of a character, which no tokenizer takes.
+        turns: the number of the model's turns so far.
+        failure: why the engine failed to sample a turn; "" if it never failed.
+        limit: the limit that was reached, as in `LimitReached`; "" if none.
+        mended: the number of messages so far with lone surrogates, which no tokenizer accepts.
     """
 
     def __init__(
@@ -152,10 +154,12 @@ class LanguageModel:
         """
         settings = self._settings
         if self.turns >= settings.max_turns:
+            # An agent that tries forever must not keep its time limit from being seen.
+            await asyncio.sleep(0)
             raise self.reached("turns")
         self.turns += 1
         most = settings.max_new_tokens if max_new_tokens is None else min(settings.max_new_tokens, max_new_tokens)
-        # What is not drawn is not a turn: a conversation that is full, a refusal, a client that has gone.
+        # Do not count turns without samples: a full conversation, a refusal, or a cancelled request.
         try:
             turn = await self._ask(chat, stop, most)
         except BaseException:
@@ -167,18 +171,18 @@ class LanguageModel:
         return turn
 
     def reached(self, limit: str) -> LimitReached:
-        """Note that a limit is reached, whatever the agent makes of it, and return the exception that says so."""
+        """Record that a limit is reached, even if the agent ignores it, and return the exception for it."""
         self.limit = limit
         return LimitReached(limit)
 
-    async def count(self, chat: Chat) -> int:
-        """Return the tokens of a conversation with the messages that are not encoded yet.
+    async def count(self, messages: Sequence[ChatMessage], tools: ToolOffer | None) -> int:
+        """Return the number of tokens of a conversation, which is no part of the run.
 
         Raises:
             MessagesRefused: see there.
         """
-        turn = await self._ask(chat, (), 0)
-        return len(chat.tokens) + len(turn.observed)
+        apart = LanguageModel(self._engines, self._settings)
+        return len((await self._ask(apart.conversation(*messages, tools=tools), (), 0)).observed)
 
     async def _ask(self, chat: Chat, stop: tuple[str, ...], max_new_tokens: int) -> DrawnTurn:
         settings = self._settings
@@ -192,7 +196,7 @@ class LanguageModel:
                 max_new_tokens=max_new_tokens,
                 temperature=settings.temperature,
                 seed=settings.seed,
-                # Branches with equal tokens draw other ones.
+                # Branches with equal tokens must get different samples.
                 sample=settings.sample + (chat.number << 24),
                 version=settings.version,
                 stop=stop,
@@ -208,13 +212,13 @@ class LanguageModel:
 
 
 class Chat:
-    """A conversation of an agent with the model; made by `LanguageModel.conversation`, and by `fork`.
+    """A conversation of an agent with the model, created by `LanguageModel.conversation` or `fork`.
 
     Attributes:
         number: the number of the conversation within its run.
         tokens: the tokens of the conversation.
-        pending: messages that the model has not seen yet.
-        tools: functions that the model may call.
+        pending: the messages that the model has not seen yet.
+        tools: the functions that the model may call.
     """
 
     def __init__(
@@ -235,8 +239,17 @@ class Chat:
             self.add(message)
 
     def add(self, text: str | ChatMessage, role: Role = "user") -> None:
-        """Add a message before the model's next turn; U+FFFD stands for each half of a character in it."""
-        message = ChatMessage(role, text) if isinstance(text, str) else text
+        """Add a message before the model's next turn; U+FFFD replaces each lone surrogate in it.
+
+        Raises:
+            TypeError, ValueError: it is no message, or there is no such role.
+        """
+        if role not in get_args(Role):
+            raise ValueError(f"the role of a message is {role!r}, not one of {', '.join(get_args(Role))}")
+        value = cast("object", text)
+        message = ChatMessage(role, value) if isinstance(value, str) else value
+        if not isinstance(message, ChatMessage) or not isinstance(cast("object", message.text), str):
+            raise TypeError(f"a message is {type(value).__name__}, not a text or a `ChatMessage` of a text")
         whole = mended(message.text)
         if whole != message.text:
             self._model.mended += 1
@@ -245,33 +258,39 @@ class Chat:
         if message.role != "tool":
             self._model.say(TurnRecord("task", message.text, segment=self.number))
 
-    async def reply(self, stop: Sequence[str] = (), max_new_tokens: int | None = None) -> ModelReply:
+    async def reply(self, stop: str | Sequence[str] = (), max_new_tokens: int | None = None) -> ModelReply:
         """Let the model speak.
 
         Args:
-            stop: texts that end the turn, besides the model's own end; they are part of it.
-            max_new_tokens: fewer tokens than a turn may have anyway.
+            stop: a text or texts that end the turn, besides the model's stop tokens; they are part of the turn.
+            max_new_tokens: a lower limit of the turn's tokens; None: the run's limit.
 
         Raises:
+            ValueError: a stop text is empty or no text, or `max_new_tokens` is not an integer from 1.
             LimitReached: the turns of the run, or the tokens of the conversation, are used up. An agent need not catch
                 it: the run ends then without an answer.
-            MessagesRefused: the model's chat template does not write the messages. They are dropped; what came before
-                stays as it was.
-            EngineUnavailable: the engine did not draw the turn. The run has failed, whatever the agent makes of it.
+            MessagesRefused: the model's chat template rejects the pending messages, which are dropped.
+            EngineUnavailable: the engine failed to sample the turn. The run has failed even if the agent catches it.
             RuntimeError: a reply is already in progress; `fork` is for parallel turns.
         """
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(cast("object", text), str) and text for text in stops):
+            raise ValueError(f"`stop` is {stop!r}: write texts that are not empty")
+        if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
+            raise ValueError(f"`max_new_tokens` is {max_new_tokens!r}, not an integer from 1")
         if self._speaking:
             raise RuntimeError("a reply is already in progress in this conversation: use `fork()` for parallel turns")
         self._speaking = True
-        began = time.perf_counter()
+        # Messages that are added meanwhile come after the turn.
+        began, sent = time.perf_counter(), len(self.pending)
         try:
-            turn = await self._model.draw(self, tuple(stop), max_new_tokens)
+            turn = await self._model.draw(self, stops, max_new_tokens)
         except MessagesRefused:
-            self.pending.clear()
+            del self.pending[:sent]
             raise
         finally:
             self._speaking = False
-        self.pending.clear()
+        del self.pending[:sent]
         self.tokens.observe(turn.observed)
         before = len(self.tokens)
         self.tokens.draw(turn.tokens, turn.logprobs, turn.versions, turn.finish)
@@ -288,6 +307,12 @@ class Chat:
         return chat
 
     def credit(self, reward: float) -> None:
-        """Give the model's last turn its own reward, in addition to that of the outcome."""
-        self.tokens.credit(reward)
-        self._model.say(TurnRecord("reward", f"{reward:+g}", segment=self.number))
+        """Reward the model's last turn, in addition to the reward of the outcome.
+
+        Raises:
+            TypeError, ValueError: the reward is not a number, or not finite in float32.
+            RuntimeError: the model has not spoken in this conversation.
+        """
+        number = finite("reward", reward)
+        self.tokens.credit(number)
+        self._model.say(TurnRecord("reward", f"{number:+g}", segment=self.number))

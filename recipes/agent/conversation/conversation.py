@@ -1,8 +1,7 @@
-"""Conversations as tokens: input and sampled tokens are kept as they were and never tokenized again."""
+"""Conversations as tokens, which are kept unchanged and never tokenized again."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from recipes.language.answers.sequences import FinishReason, undrawn
@@ -11,15 +10,15 @@ from rlinf_core.errors import RuntimeFailure
 
 
 class ConversationError(RuntimeFailure):
-    """Tokens or a reward do not fit the current state of a conversation."""
+    """A turn of an engine whose numbers of tokens and figures differ."""
 
 
 class Conversation:
-    """Tokens of a conversation in order, with the data of those that the model sampled.
+    """The tokens of a conversation in order, with log-probabilities, versions and rewards of sampled ones.
 
     Args:
         name: the name of the conversation, for messages.
-        inherited: tokens of the conversation that this one branches off from.
+        inherited: the tokens of the conversation from which this one branches off.
 
     Attributes:
         turns: the number of turns of the model.
@@ -29,7 +28,7 @@ class Conversation:
         self.name = name
         self.turns = 0
         self._tokens = list(inherited)
-        # Of each token; False, 0 for those that the model did not draw in this conversation.
+        # These have a value for each token, False or 0 unless the model sampled it in this conversation.
         self._drawn = [False] * len(self._tokens)
         self._logprobs = [0.0] * len(self._tokens)
         self._versions = [0] * len(self._tokens)
@@ -54,13 +53,13 @@ class Conversation:
         """Append a turn of the model.
 
         Args:
-            tokens: it drew.
-            logprobs: log-probability of each under the policy that drew it.
-            versions: the versions of the weights that drew each.
-            finish: why the turn ended.
+            tokens: the sampled tokens.
+            logprobs: the log-probability of each token under the policy that drew it.
+            versions: the version of the weights that drew each token.
+            finish: the finish reason of the turn.
 
         Raises:
-            ConversationError: there are not as many log-probabilities or versions as tokens.
+            ConversationError: the numbers of tokens, log-probabilities and versions differ.
         """
         if not len(tokens) == len(logprobs) == len(versions):
             raise ConversationError(
@@ -81,23 +80,17 @@ class Conversation:
         self._rewards += [0.0] * len(tokens)
 
     def fork(self, name: str) -> Conversation:
-        """Return a copy that continues independently; the tokens sampled so far are trained on in this one only."""
+        """Return a copy that continues independently; tokens sampled so far are trained on only in the original."""
         return Conversation(name, self._tokens)
 
     def credit(self, reward: float) -> None:
-        """Give the model's last turn its own reward, in addition to that of the outcome.
+        """Reward the model's last turn, in addition to the reward of the outcome.
 
         Raises:
-            ConversationError: the model has not spoken in this conversation.
-            ValueError: the reward is not finite.
+            RuntimeError: the model has not spoken in this conversation.
         """
-        if not math.isfinite(reward):
-            raise ValueError(f"a turn's reward is {reward}, not a finite number")
         if not self.turns:
-            raise ConversationError(
-                f"conversation `{self.name}` has no model turn to reward",
-                help="set the reward after a reply",
-            )
+            raise RuntimeError(f"conversation `{self.name}` has no model turn to reward: set the reward after a reply")
         last = max(number for number, drawn in enumerate(self._drawn) if drawn)
         self._rewards[last] += reward
 
@@ -105,10 +98,10 @@ class Conversation:
         """Return the training data: the prompt, and everything from the first sampled token to the last.
 
         Args:
-            sample: number of the trajectory within its group.
+            sample: the number of the trajectory within its group.
 
         Returns:
-            None where nothing was drawn.
+            The segment; None without sampled tokens.
         """
         if True not in self._drawn:
             return None
@@ -129,5 +122,5 @@ class Conversation:
 
 
 def no_turn(sample: int) -> Answer:
-    """Return a segment that nothing is trained on, of a trajectory in which the model never spoke."""
+    """Return an untrained segment, for a trajectory without a model turn."""
     return undrawn((0,), (0,), (False,), sample=sample, finish_reason="aborted")

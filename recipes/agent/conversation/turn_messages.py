@@ -1,10 +1,9 @@
-"""Messages between agents and engines, and their token ids: the initial messages, and those between two model turns."""
+"""Messages between agents and engines, and the encoding of chat messages before and between model turns."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from recipes.agent.call_forms import HERMES, CallForm, FunctionCall, taught_form, written_call
@@ -24,9 +23,9 @@ class ChatMessage(NamedTuple):
 
     Attributes:
         role, text: the role and text of the message.
-        calls: the calls of functions, in a message of the assistant that the model did not draw.
-        call_id: the id of the call that a tool's message answers.
-        name: the name of that function, or of the person who writes.
+        calls: the function calls of an assistant's message that the model did not sample.
+        call_id: the id of the call whose result this message is.
+        name: the name of the called function, or of the author.
     """
 
     role: Role
@@ -40,8 +39,8 @@ class ToolOffer(NamedTuple):
     """Functions that the model may call in a conversation.
 
     Attributes:
-        functions: each as chat completions list it, as JSON.
-        instructions: how to call them, for the system message, where the chat template does not say.
+        functions: the functions in the JSON of chat completions.
+        instructions: instructions for calls, added to the system message if the chat template has none.
         single: whether a turn ends after one call.
     """
 
@@ -51,21 +50,21 @@ class ToolOffer(NamedTuple):
 
 
 class DrawRequest(NamedTuple):
-    """A turn that an engine is to draw.
+    """A request for a turn, to an engine.
 
     Attributes:
-        request_id: comes back with the turn; given by the process that asks.
-        agent: rank of the process that asks.
-        context: tokens of the conversation so far.
-        messages: the messages that follow them; the engine renders them as tokens.
+        request_id: chosen by the agent process, and returned with the turn.
+        agent: the rank of the agent process.
+        context: the tokens of the conversation so far.
+        messages: the messages after the context, which the engine encodes.
         max_tokens: the maximum tokens of the conversation, this turn included.
-        max_new_tokens: the most new tokens of this turn; 0: the messages are counted, and nothing is drawn.
-        temperature: the temperature of the draws; 0 takes the likeliest token.
-        seed: the seed of the draws.
-        sample: number of the draws, which distinguishes equal conversations.
-        version: the version of the oldest weights that may draw the turn.
-        stop: texts that end the turn, besides the model's own end.
-        tools: the tools that the model may call.
+        max_new_tokens: the maximum new tokens of this turn; 0: only encode the messages.
+        temperature: the sampling temperature; 0: greedy.
+        seed: the seed of sampling.
+        sample: a number that gives equal conversations different samples.
+        version: the oldest version of weights that may sample the turn.
+        stop: texts that end the turn, besides the model's stop tokens.
+        tools: the functions that the model may call.
     """
 
     request_id: int
@@ -83,21 +82,21 @@ class DrawRequest(NamedTuple):
 
 
 class DrawnTurn(NamedTuple):
-    """A turn that an engine drew.
+    """A turn that an engine sampled.
 
     Attributes:
         request_id: the id of the request.
-        observed: tokens of the messages, which come before those drawn.
-        tokens: token ids, the one that ends the turn included; none where the conversation has no room for any.
-        logprobs: the log-probabilities of each.
-        versions: the versions of the weights that drew each.
-        text: the text, without the token that ends the turn.
-        finish: why the turn ended.
-        raw: text with tokens that have no meaning as text, where calls may stand among those; empty: `text`.
-        form: the form of calls, where the chat template teaches one.
-        thinking: whether the turn begins within a thought, which the prompt opens.
-        refusal: why the messages cannot be written; there are no tokens then.
-        failure: why the engine has not drawn it; there are no tokens then.
+        observed: the tokens of the messages, which precede the turn.
+        tokens: the token ids with the ending token; empty if the conversation has no room.
+        logprobs: the log-probability of each token.
+        versions: the version of the weights that drew each token.
+        text: the text without the ending token.
+        finish: the finish reason of the turn.
+        raw: the text with special tokens, which may mark calls; "": the same as `text`.
+        form: the form of calls that the chat template teaches, if any.
+        thinking: whether the turn begins within a thought that the prompt opened.
+        refusal: why the template rejects the messages, so that there are no tokens.
+        failure: why the engine failed, so that there are no tokens.
     """
 
     request_id: int
@@ -120,31 +119,30 @@ def engine_key(rank: int) -> str:
 
 
 def agent_key(rank: int) -> str:
-    """Return the key under which an agent process gets them."""
+    """Return the channel key of turns for an agent process."""
     return f"drawn:{rank}"
 
 
-# Tokens at the end of a prompt that hold the mark of a thought, and blanks behind it.
+# The tokens at the end of a prompt to search for the mark of a thought, which blanks may follow.
 _LONGEST_MARK: Final = 32
-# Placeholder of a model turn, to find out what a chat template writes after one.
+# A placeholder of a model turn, to find out what a chat template writes after the turn.
 _TURN: Final = "\N{OBJECT REPLACEMENT CHARACTER}turn\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class TurnEncoder:
-    """Encodes messages for the model without re-encoding its own turns.
+    """An encoder of messages that never encodes the model's turns again.
 
     Args:
         tokenizer: the tokenizer of the model.
-        apply_chat_template: whether messages are written by the tokenizer's chat template; their texts as they are
-            else.
+        apply_chat_template: whether to render messages by the tokenizer's chat template, or as plain texts.
         template_arguments: arguments of the template.
 
     Attributes:
-        template: None where texts are written as they are.
-        form: the form of calls, as the template teaches it; None where it knows no functions.
+        template: the chat template; None for plain texts.
+        form: the form of calls that the template teaches; None if it knows no functions.
 
     Raises:
-        ConfigError: a chat template is asked for, and the tokenizer has none that can be used.
+        ConfigError: a chat template is asked for, but the tokenizer has no usable one.
     """
 
     def __init__(
@@ -158,18 +156,6 @@ class TurnEncoder:
         self.form = None if self.template is None else taught_form(self.template)
         form = self.form or HERMES
         self._texts = TextTokens(tokenizer, (form.begin, form.middle, form.end, form.key, form.value, form.close))
-        self._lost = frozenset(self._lost_roles())
-
-    def _lost_roles(self) -> Iterator[str]:
-        """Yield the roles whose messages the template silently drops."""
-        user, model, system, tool = (
-            {"role": role, "content": f"Words of {role}."} for role in ("user", "assistant", "system", "tool")
-        )
-        for role, conversation in (("system", [system, user]), ("tool", [user, model, tool])):
-            # That a template refuses a role is found when there is a message to be written.
-            with suppress(TemplateRefusalError):
-                if self.template is not None and self.template.lost_role(conversation) == role:
-                    yield role
 
     def encode(
         self, context: Sequence[int], messages: Sequence[ChatMessage], tools: ToolOffer | None = None
@@ -177,18 +163,16 @@ class TurnEncoder:
         """Return the tokens of messages that follow a context; an empty context starts the conversation.
 
         Raises:
-            TemplateRefusalError: the chat template does not write them, or not after a turn of the model as it is.
+            TemplateRefusalError: the chat template rejects the messages, or rewrites the model's turns.
         """
         if tools is not None and self.form is None and messages and not context:
             messages = _with_instructions(messages, tools.instructions)
         if self.template is None:
             text = "".join(message.text + "".join(map(written_call, message.calls)) for message in messages)
             return tuple(self._texts.behind(text) if context else self._texts.opened(text))
-        for message in messages:
-            if message.role in self._lost:
-                raise TemplateRefusalError(f"it omits the text of a `{message.role}` message")
         functions = [json.loads(function) for function in tools.functions] if tools is not None and self.form else []
         listed = [self._entry(message) for message in messages]
+        self.template.check_roles(listed)
         if not context:
             return tuple(self._texts.plain(self.template.render(listed, functions)))
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
@@ -196,15 +180,15 @@ class TurnEncoder:
         if not turn:
             raise TemplateRefusalError("it rewrites the model's turns, so a conversation cannot be kept token by token")
         written = tuple(self._texts.behind(after))
-        # The model may have ended its turn itself, in the template's way.
+        # The model may already have sampled the template's end of the turn.
         return written[1:] if written[:1] == (context[-1],) else written
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, those that have none left out; marks of thoughts and calls have one."""
+        """Return the text of tokens without special tokens, except marks of thoughts and calls."""
         return self._texts.text(tokens)
 
     def raw_text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, with those that only mark something."""
+        """Return the text of tokens, with all special tokens."""
         return self._texts.raw(tokens)
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
@@ -222,7 +206,7 @@ class TurnEncoder:
 
 
 def _call_entry(call: FunctionCall) -> dict[str, Any]:
-    """Return a call as chat templates read it: with its arguments as an object."""
+    """Return a call for chat templates, with its arguments as an object."""
     return {**call.entry(), "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
 
 

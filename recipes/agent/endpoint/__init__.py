@@ -1,4 +1,4 @@
-"""The endpoint of a run: the protocols by which agents of any framework speak to the model that learns."""
+"""The endpoint of a run, by whose protocols agents of any framework call the trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions."""
+"""The protocol of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IGNORED: Final = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     "prompt_cache_retention",
 )
-# A field may have this value, and no other.
+# Fields that may have only this value.
 _FIXED: Final[Mapping[str, tuple[Any, str]]] = {
     "response_format": ({"type": "text"}, "the model writes plain text; describe the format in a message"),
     "logprobs": (False, "log-probabilities are used by the run and not returned"),
@@ -47,15 +47,15 @@ _FIXED: Final[Mapping[str, tuple[Any, str]]] = {
     "function_call": ("auto", "use `tools` and `tool_choice`"),
     "reasoning_effort": (None, "reasoning effort is not supported; `data.chat_template_kwargs` may turn thinking off"),
 }
-# By status: the type of an error, in OpenAI's words.
+# OpenAI's types of errors, by status.
 _ERRORS: Final = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 def read(request: dict[str, Any], chats: Chats) -> Ask:
-    """Return a request.
+    """Parse a request.
 
     Raises:
-        RequestError: it asks for something that there is not.
+        RequestError: the request is invalid, or asks for something unsupported.
     """
     check_fields(request, _READ, _IGNORED, _FIXED)
     check_sampling(request, chats.settings)
@@ -72,6 +72,8 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
         single=not flag(request, "parallel_tool_calls", default=True),
     )
     longer, shorter = whole_number(request, "max_completion_tokens"), whole_number(request, "max_tokens")
+    if None not in (longer, shorter) and longer != shorter:
+        raise bad_request("`max_completion_tokens` and `max_tokens` are different limits: write one of them")
     transcript = Transcript(chats)
     messages = tuple(_message(message, transcript) for message in listed(request.get("messages"), "messages"))
     if not messages:
@@ -100,7 +102,7 @@ def _message(message: dict[str, Any], transcript: Transcript) -> ChatMessage:
         if role == "tool":
             return transcript.result(message.get("tool_call_id"), text, field="tool_call_id")
         return ChatMessage(role, text, name=text_field(message, "name", ""))
-    # What the model refused, or said by calls alone, has no content.
+    # A refusal, or a message of calls alone, has no content.
     text = content_text(content, _PARTS) if content is not None else text_field(message, "refusal", "")
     if not calls:
         return ChatMessage(role, text)
@@ -126,10 +128,10 @@ def written(
 
 
 def _events(request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn]) -> Iterator[str]:
-    """Yield the events of a stream: each turn is one piece."""
+    """Yield the events of a stream, with each turn in one piece."""
     common = _common(ask, "chat.completion.chunk")
     counts = flag(object_field(request, "stream_options"), "include_usage")
-    # Chunks before the last say that its figures are still to come.
+    # Chunks before the last have a null `usage`.
     pending: dict[str, Any] = {"usage": None} if counts else {}
     nothing: dict[str, str] = {}
     for number, answer in enumerate(answers):
@@ -151,12 +153,12 @@ def error(status: HTTPStatus, message: str) -> dict[str, Any]:
 
 
 def models() -> dict[str, Any]:
-    """Return the list of models, in the words of OpenAI and of Anthropic."""
+    """Return the list of models, with the fields of OpenAI and Anthropic."""
     return {"object": "list", "data": [model("policy")], "has_more": False, "first_id": "policy", "last_id": "policy"}
 
 
 def model(name: str) -> dict[str, Any]:
-    """Return the description of a model; any name is that of the model that learns."""
+    """Return the description of a model; any name means the trained model."""
     born = {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rlinf", **born}
 

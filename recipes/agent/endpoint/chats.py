@@ -1,9 +1,10 @@
-"""Requests, answers and conversations that all protocols of the endpoint share."""
+"""Requests, responses and conversations that all protocols of the endpoint share."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
@@ -32,14 +33,14 @@ class Ask(NamedTuple):
     """A request for the model's next turn.
 
     Attributes:
-        messages: the messages of the conversation, with those of the assistant as the model wrote them.
-        offer: functions that are described to the model.
-        callable: JSON Schemas of the arguments of those that it may call now, by name.
-        stop: texts that end the turn.
-        most: tokens of the turn; None: as many as a turn may have.
-        model: name that comes back.
-        streams: whether the answer is a stream.
-        answers: turns that are drawn, each in its own conversation.
+        messages: the messages of the conversation, with the assistant's as the model wrote them.
+        offer: the functions described to the model.
+        callable: JSON Schemas of the arguments of functions that the model may call now, by name.
+        stop: the texts that end the turn.
+        most: the maximum tokens of the turn; None: the run's limit.
+        model: the model's name in the response.
+        streams: whether the response is a stream.
+        answers: the number of turns to sample, each in its own conversation.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -53,14 +54,14 @@ class Ask(NamedTuple):
 
 
 class SaidTurn(NamedTuple):
-    """A turn of the model as clients see it.
+    """A turn of the model in the form for clients.
 
     Attributes:
         text: the text, without calls, and without the text that ended the turn.
         calls: the calls of the client's functions.
-        finish: why the turn ended.
-        stop: the text that ended it; None: another reason.
-        prompt_tokens, tokens: how many there are before the turn, and in it.
+        finish: the finish reason of the turn.
+        stop: the text that ended the turn; None: another reason.
+        prompt_tokens, tokens: the numbers of tokens before and in the turn.
     """
 
     text: str
@@ -71,19 +72,32 @@ class SaidTurn(NamedTuple):
     tokens: int
 
 
+class _CallingTurn(NamedTuple):
+    """A turn of the model with calls: its raw text, and the text and calls that the client got."""
+
+    written: str
+    text: str
+    calls: tuple[FunctionCall, ...]
+
+
+def _values(calls: Sequence[FunctionCall]) -> list[tuple[str, str, object]]:
+    """Return the ids, names and arguments of calls."""
+    return [(call.call_id, call.name, object_of(call.arguments)) for call in calls]
+
+
 class Chats:
-    """The conversations of a run, by the messages that they consist of.
+    """The conversations of a run, found by their messages.
 
     Attributes:
         settings: the settings of all turns of the run.
-        responses: input and output of earlier responses by their ids, for the protocol that continues those.
+        responses: input and output of earlier responses by id, for the protocol that continues them.
     """
 
     def __init__(self, llm: LanguageModel) -> None:
         self._llm = llm
         self._known: dict[tuple[tuple[str, ...], tuple[ChatMessage, ...]], Chat] = {}
-        # What the model wrote where it called functions, by the id of each call: clients send back the calls alone.
-        self._written: dict[str, str] = {}
+        # Turns with calls, by id of each call, as clients send back only the parsed calls.
+        self._called: dict[str, _CallingTurn] = {}
         self.settings: DrawSettings = llm.settings
         self.responses: dict[str, list[Any]] = {}
 
@@ -108,35 +122,41 @@ class Chats:
         except MessagesRefused as refusal:
             raise bad_request(f"the model's chat template rejects the messages: {refusal}") from None
         except EngineUnavailable as lost:
-            # The run is left out, whatever comes of another try.
+            # The run has failed anyway, so another try is useless.
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, str(lost), {"x-should-retry": "false"}) from None
         finally:
-            # What was not answered leaves the conversation as it was.
+            # Restore the conversation if the request failed.
             if not answered and past is not None:
                 chat.pending.clear()
                 self._known[past] = chat
         return [self._answer(ask, *branch_and_reply) for branch_and_reply in zip(branches, replies, strict=True)]
 
     async def count(self, ask: Ask) -> int:
-        """Return the tokens of a request's messages.
+        """Return the number of tokens of a request's messages.
 
         Raises:
             RequestError: the chat template refuses the messages.
         """
         try:
-            return await self._llm.count(self._llm.conversation(*ask.messages, tools=ask.offer))
+            return await self._llm.count(ask.messages, ask.offer)
         except MessagesRefused as refusal:
             raise bad_request(f"the model's chat template rejects the messages: {refusal}") from None
 
-    def written(self, call_ids: Sequence[str]) -> str | None:
-        """Return the turn in which the model made calls with these ids; None if it made none of them."""
-        return next((self._written[call_id] for call_id in call_ids if call_id in self._written), None)
+    def written(self, text: str, calls: Sequence[FunctionCall]) -> str | None:
+        """Return the raw text of the model's turn with a text and calls; None if the model wrote no such turn.
+
+        Clients may leave out the text, and write the arguments in another way.
+        """
+        turn = self._called.get(calls[0].call_id)
+        if turn is None or text.strip() not in ("", turn.text.strip()) or _values(calls) != _values(turn.calls):
+            return None
+        return turn.written
 
     def _begun(self, ask: Ask) -> tuple[Chat, Any]:
-        """Return the conversation that a request continues, and its key; a new one, and None, else."""
+        """Return the conversation that a request continues, and its key; or a new conversation, and None."""
         functions = ask.offer.functions if ask.offer else ()
         for count in range(len(ask.messages) - 1, 0, -1):
-            # Removed: a second request with the same past is a branch with its own continuation.
+            # Remove it, so that a second request with the same past becomes a separate branch.
             past = (functions, ask.messages[:count])
             chat = self._known.pop(past, None)
             if chat is not None:
@@ -150,7 +170,7 @@ class Chats:
         ends = [(reply.text.find(text), text) for text in ask.stop if text in reply.text]
         place, stop = min(ends, default=(len(reply.text), None))
         if stop is None:
-            # A text of special tokens, which the turn's text is without.
+            # The stop text may consist of special tokens, which the turn's text lacks.
             stop = next((text for text in ask.stop if text in reply.raw), None)
         text, calls, written = reply.text[:place], (), reply.text[:place]
         if ask.callable:
@@ -160,7 +180,7 @@ class Chats:
                 text, stop, written = before, None, reply.raw
         functions = ask.offer.functions if ask.offer else ()
         self._known[functions, (*ask.messages, ChatMessage("assistant", written))] = chat
-        self._written.update((call.call_id, written) for call in calls)
+        self._called.update((call.call_id, _CallingTurn(written, text, calls)) for call in calls)
         finish = "calls" if calls else "length" if reply.finish == "length" else "stop"
         return SaidTurn(text, calls, finish, stop, reply.prompt_tokens, len(reply.tokens))
 
@@ -173,15 +193,15 @@ class Functions(NamedTuple):
 
 
 def parse_functions(described: Sequence[Mapping[str, Any]], *, may_call: bool, single: bool) -> Functions:
-    """Return functions for a conversation.
+    """Parse the functions of a request.
 
     Args:
-        described: each with `name`, `description` and `parameters`.
-        may_call: whether the model may call them in this turn.
-        single: whether it may call just one.
+        described: the functions, each with `name`, `description` and `parameters`.
+        may_call: whether the model may call functions in this turn.
+        single: whether a turn may have only one call.
 
     Raises:
-        RequestError: one has no name, the name of another, or parameters that are not a JSON Schema of an object.
+        RequestError: a name is missing or repeated, or parameters are not a JSON Schema of an object.
     """
     entries: list[dict[str, Any]] = []
     schemas: dict[str, Mapping[str, Any]] = {}
@@ -202,10 +222,10 @@ def parse_functions(described: Sequence[Mapping[str, Any]], *, may_call: bool, s
 
 
 class Transcript:
-    """The calls in a request's messages, which results of functions belong to.
+    """The calls in a request's messages, by which results of functions are matched.
 
     Args:
-        chats: conversations of the run.
+        chats: the conversations of the run.
     """
 
     def __init__(self, chats: Chats) -> None:
@@ -213,10 +233,10 @@ class Transcript:
         self._names: dict[str, str] = {}
 
     def call(self, name: Any, arguments: Any, call_id: Any) -> FunctionCall:
-        """Return a call of a message, whose arguments are an object or its JSON text.
+        """Record and return a call of a message, whose arguments are an object or its JSON text.
 
         Raises:
-            RequestError: its name or id is not text.
+            RequestError: the name or id is not text.
         """
         if not (isinstance(name, str) and name and isinstance(call_id, str) and call_id):
             raise bad_request("a call of a function needs a name and an id, which are texts")
@@ -225,26 +245,27 @@ class Transcript:
         return FunctionCall(name, arguments if written else json.dumps(arguments or {}, ensure_ascii=False), call_id)
 
     def calling(self, text: str, calls: Sequence[FunctionCall]) -> ChatMessage:
-        """Return a message with calls: as the model wrote it where it did, and as it would have else.
+        """Return a message with calls, as raw text if the model wrote it and the client did not change it.
 
         Raises:
-            RequestError: the arguments of a call are not a JSON object.
+            RequestError: the arguments of a call are not a JSON object, or two calls have one id.
         """
-        written = self._chats.written([call.call_id for call in calls])
-        if written is not None:
-            return ChatMessage("assistant", written)
+        for call_id, count in Counter(call.call_id for call in calls).items():
+            if count > 1:
+                raise bad_request(f"{count} calls of one message have the id `{call_id}`")
         for call in calls:
             with suppress(BadJsonError):
                 if object_of(call.arguments) is not None:
                     continue
             raise bad_request(f"the arguments of the call of `{call.name}` are not a JSON object")
-        return ChatMessage("assistant", text, tuple(calls))
+        written = self._chats.written(text, calls)
+        return ChatMessage("assistant", text, tuple(calls)) if written is None else ChatMessage("assistant", written)
 
     def result(self, call_id: Any, text: str, *, field: str) -> ChatMessage:
         """Return the message with the result of a call.
 
         Raises:
-            RequestError: no message before it has such a call.
+            RequestError: no earlier message has such a call.
         """
         if not isinstance(call_id, str) or call_id not in self._names:
             shown = f"`{call_id}`" if isinstance(call_id, str) else "missing"

@@ -18,13 +18,13 @@ def check_fields(
     """Reject request fields that would otherwise be ignored silently.
 
     Args:
-        request: its fields.
+        request: the fields of the request.
         read: fields that have an effect.
-        ignored: fields without meaning for a model that is trained here.
-        fixed: fields with the one value that they may have, and the reason.
+        ignored: fields without meaning for a model that is being trained.
+        fixed: fields with their only allowed value, and the reason.
 
     Raises:
-        RequestError: a field has another value, or is not known.
+        RequestError: a field has another value, or is unknown.
     """
     for name, value in request.items():
         if value is None or name in read or name in ignored:
@@ -36,10 +36,10 @@ def check_fields(
 
 
 def check_sampling(request: Mapping[str, Any], settings: DrawSettings) -> None:
-    """Check that a request wants its tokens drawn as the run draws them; the APIs' default, 1, is no wish.
+    """Check that a request's sampling parameters are the run's; 1, the APIs' default, is allowed, too.
 
     Raises:
-        RequestError: it does not.
+        RequestError: a parameter differs.
     """
     usual = {
         "temperature": (settings.temperature, settings.training_temperature, 1),
@@ -63,10 +63,10 @@ def check_sampling(request: Mapping[str, Any], settings: DrawSettings) -> None:
 
 
 def text_field(request: Mapping[str, Any], name: str, default: str) -> str:
-    """Return a text of a request.
+    """Return a text field of a request.
 
     Raises:
-        RequestError: it is not a text.
+        RequestError: the field is not a text.
     """
     value = request.get(name)
     if value is not None and not isinstance(value, str):
@@ -75,10 +75,10 @@ def text_field(request: Mapping[str, Any], name: str, default: str) -> str:
 
 
 def flag(request: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """Return a field that is true or false.
+    """Return a boolean field of a request.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: the field is neither true nor false.
     """
     value = request.get(name)
     if value is not None and not isinstance(value, bool):
@@ -87,10 +87,10 @@ def flag(request: Mapping[str, Any], name: str, *, default: bool = False) -> boo
 
 
 def whole_number(request: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
-    """Return a number from 1 of a request; None where it has none.
+    """Return a positive integer field of a request; None if it is absent.
 
     Raises:
-        RequestError: it is not such a number.
+        RequestError: the field is no positive integer, or too large.
     """
     value = request.get(name)
     if value is None or (type(value) is int and 0 < value <= (most or value)):
@@ -99,15 +99,15 @@ def whole_number(request: Mapping[str, Any], name: str, most: int | None = None)
 
 
 def answers_field(request: Mapping[str, Any]) -> int:
-    """Return how many answers are asked for by `n`."""
+    """Return the number of answers that `n` requests."""
     return whole_number(request, "n", _MOST_ANSWERS) or 1
 
 
 def stop_texts(request: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return texts that end the turn.
+    """Return the texts that end the turn.
 
     Raises:
-        RequestError: there is something else among them.
+        RequestError: the field is no text or list of texts, or a text is empty.
     """
     value = request.get(name)
     listed = [value] if isinstance(value, str) else [] if value is None else value
@@ -117,10 +117,10 @@ def stop_texts(request: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def listed(value: Any, name: str) -> list[dict[str, Any]]:
-    """Return a list of objects.
+    """Check that a value is a list of objects, and return it.
 
     Raises:
-        RequestError: it is not such a list.
+        RequestError: the value is no such list.
     """
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in cast("list[Any]", value)):
         raise bad_request(f"`{name}` must be a list of objects")
@@ -128,10 +128,10 @@ def listed(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def object_field(request: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a JSON object of a request, an empty one where it has none.
+    """Return an object field of a request; an empty object if it is absent.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: the field is no object.
     """
     value = request.get(name)
     if value is not None and not isinstance(value, dict):
@@ -144,10 +144,10 @@ def content_text(content: Any, types: Mapping[str, str]) -> str:
 
     Args:
         content: the content of the message.
-        types: the parts that are text, with the key that holds it.
+        types: the types of text parts, with the key that holds their text.
 
     Raises:
-        RequestError: there is no text, or a part is something else.
+        RequestError: the content is neither, or a part is not text.
     """
     text = joined_text(content, types)
     if text is None:

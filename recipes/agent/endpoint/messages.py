@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""The protocol of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _ERRORS: Final = {
 
 
 def read(request: dict[str, Any], chats: Chats) -> Ask:
-    """Return a request.
+    """Parse a request.
 
     Raises:
-        RequestError: it asks for something that there is not.
+        RequestError: the request is invalid, or asks for something unsupported.
     """
     if request.get("max_tokens") is None:
         raise bad_request("`max_tokens` is missing")
@@ -62,10 +62,10 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
 
 
 def read_counted(request: dict[str, Any], chats: Chats) -> Ask:
-    """Return a token-counting request, which needs no `max_tokens`.
+    """Parse a token-counting request, which needs no `max_tokens`.
 
     Raises:
-        RequestError: it asks for something that there is not.
+        RequestError: the request is invalid, or asks for something unsupported.
     """
     check_fields(request, _READ, _IGNORED, _FIXED)
     check_sampling(request, chats.settings)
@@ -116,7 +116,7 @@ def _messages(request: dict[str, Any], chats: Chats) -> tuple[ChatMessage, ...]:
             raise bad_request("a message needs a `role`: user or assistant")
     merged: list[ChatMessage] = []
     for message in messages:
-        # Messages of one role that follow each other are one turn in this protocol.
+        # In this protocol, consecutive user messages form one turn.
         if merged and message.role == merged[-1].role == "user":
             merged[-1] = ChatMessage("user", f"{merged[-1].text}\n{message.text}")
         else:
@@ -178,12 +178,12 @@ def written(
 
 
 def _events(message: dict[str, Any]) -> Iterator[str]:
-    """Yield the events of a stream: each block is one piece."""
+    """Yield the events of a stream; each block is sent whole."""
     begun: dict[str, Any] = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
     begun["usage"] = {**message["usage"], "output_tokens": 0}
     yield _named({"type": "message_start", "message": begun})
     for index, block in enumerate(message["content"]):
-        # A block begins empty: a text without words, a call without arguments.
+        # A block starts without its text or arguments.
         empty: dict[str, Any] = {**block, **({"text": ""} if block["type"] == "text" else {"input": {}})}
         delta = (
             {"type": "text_delta", "text": block["text"]}

@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""The protocol of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _FIXED: Final[Mapping[str, tuple[Any, str]]] = {
 
 
 def read(request: dict[str, Any], chats: Chats) -> Ask:
-    """Return a request.
+    """Parse a request.
 
     Raises:
-        RequestError: it asks for something that there is not.
+        RequestError: the request is invalid, or asks for something unsupported.
     """
     check_fields(request, _READ, _IGNORED, _FIXED)
     check_sampling(request, chats.settings)
@@ -81,7 +81,7 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
 
 
 def _items(request: dict[str, Any], chats: Chats) -> list[dict[str, Any]]:
-    """Return the items of a conversation: those of the previous response, and new ones."""
+    """Return the items of a conversation: those up to the previous response, and the request's."""
     content, earlier = request.get("input"), text_field(request, "previous_response_id", "")
     if earlier and earlier not in chats.responses:
         raise bad_request(f"there is no stored response `{earlier}`")
@@ -179,7 +179,7 @@ def _response(request: Mapping[str, Any], ask: Ask, answer: SaidTurn, output: li
 
 
 def _events(response: dict[str, Any]) -> Iterator[str]:
-    """Yield the events of a stream: each item is one piece."""
+    """Yield the events of a stream; each item is sent whole."""
     begun: dict[str, Any] = {
         **response,
         "status": "in_progress",

@@ -1,4 +1,4 @@
-"""A server on loopback for one run of an agent: agents of any framework are trained through it."""
+"""A loopback server for one run of an agent, through which agents of any framework are trained."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _CLIENT_GONE: Final = 499
 
 
 class ChatEndpoint(NamedTuple):
-    """The address of a server and the token that it takes, for a client's `base_url` and `api_key`."""
+    """The address of a server and its token, for a client's `base_url` and `api_key`."""
 
     base_url: str
     api_key: str
 
     @property
     def root_url(self) -> str:
-        """The address as clients of Anthropic want it: without the version."""
+        """The address without the version, as clients of Anthropic expect it."""
         return self.base_url.removesuffix("/v1")
 
 
@@ -62,8 +62,8 @@ class Dialect(Protocol):
 async def serve(llm: LanguageModel) -> AsyncGenerator[ChatEndpoint]:
     """Serve the model while the context is open: chat completions, Anthropic's Messages, OpenAI's Responses.
 
-    A request whose messages continue after those of an earlier one and its reply continues that conversation; any other
-    one begins its own conversation. All of them are part of the run.
+    A request whose messages extend those of an earlier request and its reply continues that conversation; any other
+    request begins a new one. All of them are part of the run.
     """
     token = secrets.token_urlsafe(32)
     async with listening(TokenGate(_application(Chats(llm)), token, _refused)) as port:
@@ -102,7 +102,7 @@ def _turns(dialect: Dialect, chats: Chats) -> Callable[[Request], Awaitable[Resp
         content = dialect.written(asked, ask, answers, chats)
         if isinstance(content, dict):
             return JSONResponse(content)
-        # The turn is there as a whole: so are its events.
+        # The turn is complete, so all events are sent at once.
         return Response("".join(content), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     return act
@@ -117,7 +117,7 @@ def _counted(chats: Chats) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _refused(request: Request, error: RequestError) -> Response:
-    """Return the answer to a request that is refused, in the words of its protocol."""
+    """Return the response to a rejected request, in the form of its protocol."""
     theirs = "/messages" in request.url.path or "anthropic-version" in request.headers
     content = (messages if theirs else chat).error(error.status, str(error))
     return JSONResponse(content, error.status, error.headers)
@@ -144,17 +144,17 @@ def _gone(request: Request, error: Exception) -> Response:
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# More than one agent needs; requests beyond it are rejected temporarily.
+# The maximum concurrent requests, more than one agent needs; further ones are rejected temporarily.
 MOST_REQUESTS: Final = 128
 
 
 class TokenGate:
-    """Looks at the head of each request before anything else of it is read.
+    """Checks the headers of each request before its body is read.
 
     Args:
-        app: answers requests that may pass.
+        app: answers accepted requests.
         token: the token of the run.
-        refusal: returns the answer to a request that may not.
+        refusal: returns the response to a rejected request.
     """
 
     def __init__(self, app: ASGIApp, token: str, refusal: Callable[[Request, RequestError], ASGIApp]) -> None:

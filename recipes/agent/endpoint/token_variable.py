@@ -1,4 +1,4 @@
-"""A token of a run for libraries that read tokens only from the environment of their process."""
+"""A run's token for libraries that read tokens only from environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def token_variable(prefix: str, value: str) -> Generator[str]:
-    """Set an environment variable of this process temporarily, whose name no other run has."""
+    """Set an environment variable of a unique name in this process temporarily."""
     name = f"{prefix}{secrets.token_hex(8)}"
     os.environ[name] = value
     try:

@@ -1,1 +1,1 @@
-"""Environments that agents play by text: a game, OpenEnv servers, the user's."""
+"""Text environments for agents: a game, OpenEnv servers, the user's."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import cast
+from typing import TypeVar, cast
 
 from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.config.tool_config import HarborKeys, OpenEnvKeys, TextEnvironmentConfig, VerifiersKeys
@@ -11,15 +12,18 @@ from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.environments.openenv import OpenEnv
-from recipes.agent.environments.text_environment import TextEnvironment, Treasure
+from recipes.agent.environments.text_environment import TextEnvironment, TextStep, Treasure
 from recipes.agent.tools.toolbox import Toolbox
+from recipes.language.rewards.functions import finite
 from rlinf_core.registry import import_target
+
+T = TypeVar("T")
 
 
 class EnvAgent:
-    """Plays an episode in each run; the seed is that of the task.
+    """Plays an episode in each run; the task gives the seed.
 
-    The reward of the last turn is that of the outcome; that of an earlier one is credited to its turn.
+    The last turn's reward is the outcome's; earlier rewards are credited to their turns.
 
     Args:
         make: makes an environment.
@@ -29,10 +33,14 @@ class EnvAgent:
         self._make = make
 
     async def __call__(self, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
-        """Play, and return the outcome; an agent as `Agent` says."""
+        """Play, and return the outcome; an agent as `Agent` says.
+
+        Raises:
+            TypeError, ValueError: a method of the environment is not async, or returned another type or number.
+        """
         environment = self._make()
         try:
-            first = await environment.reset(int(task.row.get("seed", 0)))
+            first = await _returned("reset", environment.reset(int(task.row.get("seed", 0))), str)
             before = [message for message in task.messages if message.role == "system"]
             chat = llm.conversation(*before, ChatMessage("user", first))
             total = 0.0
@@ -40,29 +48,45 @@ class EnvAgent:
                 try:
                     reply = await chat.reply(stop=environment.stop)
                 except LimitReached:
-                    # What was gained stays; the episode has no end.
+                    # Earlier rewards stay credited; the episode is unfinished.
                     return AgentOutcome(reward=0.0, parts={"return": total, "unfinished": 1.0})
-                step = await environment.step(reply.text)
-                total += step.reward
+                step = await _returned("step", environment.step(reply.text), TextStep)
+                reward = finite("reward", step.reward)
+                total += reward
                 if step.done:
                     parts = {"return": total, "unfinished": 0.0}
-                    return AgentOutcome(answer=reply.text, reward=step.reward, parts=parts)
-                if step.reward:
-                    chat.credit(step.reward)
+                    return AgentOutcome(answer=reply.text, reward=reward, parts=parts)
+                if reward:
+                    chat.credit(reward)
                 chat.add(step.text)
         finally:
             await environment.close()
 
 
+async def _returned(name: str, result: object, kind: type[T]) -> T:
+    """Return the result of a method of the user's environment.
+
+    Raises:
+        TypeError: the method is not async, or returned another type.
+    """
+    what = f"`{name}` of the environment returned"
+    if not inspect.isawaitable(result):
+        raise TypeError(f"{what} {type(result).__name__} at once: write it with `async def`")
+    value = await result
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} {type(value).__name__}, not `{kind.__name__}`")
+    return value
+
+
 def make_env_agent(config: AgentConfig) -> Agent:
-    """Return the agent that plays the environment of a job.
+    """Return the agent that plays a job's environment.
 
     Raises:
         ConfigError: the environment cannot be imported, or a package is missing.
     """
     settings: object = config.agent.environment
     if isinstance(settings, VerifiersKeys):
-        # For the processes that play it: it imports much.
+        # Imported only where needed, as it imports much.
         from recipes.agent.environments.verifiers_agent import VerifiersAgent
 
         return VerifiersAgent(settings, config.data.val_size)
@@ -77,7 +101,7 @@ def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvir
     """Return a factory of text environments.
 
     Raises:
-        ConfigError: it cannot be imported, or a package is missing.
+        ConfigError: the environment cannot be imported, or a package is missing.
     """
     openenv: object = settings
     if isinstance(openenv, OpenEnvKeys):

@@ -1,4 +1,4 @@
-"""The agent that does tasks with images: it has a shell in a box, and is graded in a fresh one."""
+"""The agent that does tasks with images: it has a shell in a box, and its work is graded in a fresh box."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
 from rlinf_core.process.holdings import show_holdings
 
-# Beyond the limit of a command, which the box keeps itself.
+# The extra seconds that the toolbox allows, as the box itself enforces the limit of a command.
 _PATIENCE_SECONDS: Final = 120.0
 _SHOWN: Final = 2000
 _MOST_DROPPED: Final = 20
-# Commands of an agent of Harbor that a sample shows: the first, and the last of the others.
+# The numbers of a Harbor agent's commands that a sample shows: the first ones, and the last ones of the rest.
 _FIRST, _LAST = 100, 20
-# Of agents of Harbor that broke; all are counted.
+# The maximum logged failures of Harbor agents; all are counted.
 _MOST_WARNINGS: Final = 3
 LOGGER = logging.getLogger("rlinf")
 
 
 class TaskAgent:
-    """Does a task per run; the seed selects it, and those of evaluation are held out.
+    """Does one task per run, selected by the seed; evaluation tasks are held out.
 
     Attributes:
-        keeps_time: a run's time is limited here, so that it is graded as it stands when that is up.
+        keeps_time: this agent limits a run's time itself, so that unfinished work is graded.
 
     Raises:
         ConfigError: see `load_checked` and `check_harness`; or there are too few tasks, or one needs more memory than
-            there is for boxes.
+            all boxes may have.
     """
 
     keeps_time = True
@@ -138,7 +138,7 @@ class TaskAgent:
         return AgentOutcome(answer=result.why, reward=result.reward, parts=parts)
 
     async def _play(self, folder: TaskFolder, bash: Bash, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> bool:
-        """Let the model use the shell until it is done, or may do no more; return whether its time was up."""
+        """Let the model use the shell until it is done or at a limit; return whether its time was up."""
         own = tools.with_tools([bash], self._config.tool_timeout + _PATIENCE_SECONDS)
         system = "\n\n".join(filter(None, (self._system_prompt, "" if own.functions else own.instructions)))
         if system and self._has_template:
@@ -158,11 +158,11 @@ class TaskAgent:
         return False
 
     async def _play_trial(self, shared: TrialBox, harness: str, llm: LanguageModel) -> tuple[str, str]:
-        """Let an agent of Harbor do the task; return what ended it, as `run_trial` does.
+        """Let a Harbor agent do the task; return what ended it, as `run_trial` does.
 
         Raises:
             BoxError: the box failed.
-            HarnessError: the agent failed before the model had spoken, or its time was up before.
+            HarnessError: the agent failed, or ran out of time, before the model's first turn.
         """
         from recipes.agent.endpoint import serve
 
@@ -177,7 +177,7 @@ class TaskAgent:
         return kind, why
 
     def _warn(self, folder: TaskFolder, why: str, tools: Toolbox) -> None:
-        """Show that an agent of Harbor broke, though what it left is graded."""
+        """Report that a Harbor agent failed, although its work is graded."""
         harness = self._environment.harness or ""
         tools.note(ToolCall("harness", harness), Observation(why[:_SHOWN], "error", 0.0))
         self._broken += 1
@@ -200,14 +200,14 @@ class TaskAgent:
             raise
 
     def _task(self, seed: int) -> tuple[TaskFolder, CheckedTask]:
-        """Return the task of a seed; those of evaluation are never trained on."""
+        """Return the task of a seed; evaluation tasks are never trained on."""
         if seed >= MOST_GENERATED:
             return self._tasks[(seed - MOST_GENERATED) % self._held]
         return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
 
 
 class _Commands:
-    """Shows the commands of an agent of Harbor as those of a model: the first as they come, and the last at the end."""
+    """Shows a Harbor agent's commands like a model's: the first ones at once, and the last ones at the end."""
 
     def __init__(self, tools: Toolbox) -> None:
         self._tools = tools
@@ -215,7 +215,7 @@ class _Commands:
         self._last: deque[tuple[ToolCall, Observation]] = deque(maxlen=_LAST)
 
     def note(self, command: str, done: Done | str, seconds: float) -> None:
-        """Take one; see `TrialBox.note`."""
+        """Record a command; see `TrialBox.note`."""
         text = done if isinstance(done, str) else (done.output + done.errors).decode(errors="replace").rstrip("\n")
         failure = "timeout" if isinstance(done, Done) and done.timed_out else ""
         shown = ToolCall("bash", command[:_SHOWN]), Observation(text[-_SHOWN:], failure, seconds)
@@ -226,7 +226,7 @@ class _Commands:
             self._last.append(shown)
 
     def end(self) -> None:
-        """Show the last ones, and how many were left out."""
+        """Show the last commands, and how many were left out."""
         left_out = self._count - _FIRST - len(self._last)
         if left_out > 0:
             text = f"{left_out} commands are not shown; these are the last"
@@ -236,7 +236,7 @@ class _Commands:
 
 
 def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:
-    """Return the grade as a sample shows it."""
+    """Return the grade in the form in which a sample shows it."""
     lines = [result.output[-_SHOWN:].strip(), f"reward {result.reward:g}" + (f": {result.why}" if result.why else "")]
     if count:
         rest = f", and {count - _MOST_DROPPED} more" if count > _MOST_DROPPED else ""

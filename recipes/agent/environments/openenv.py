@@ -1,4 +1,4 @@
-"""Environments of OpenEnv servers, over their WebSocket: a session for each episode."""
+"""Environments of OpenEnv servers, with one WebSocket session per episode."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class OpenEnv(TextEnvironment):
         """See `TextEnvironment`.
 
         Raises:
-            ToolUnavailable: the server does not exist, or does not speak the protocol.
-            OpenEnvError: it cannot begin the episode.
+            ToolUnavailable: the server does not respond, or violates the protocol.
+            OpenEnvError: the server cannot begin the episode.
         """
         client: Any = import_module("websockets.asyncio.client")
         url = (
@@ -56,8 +56,8 @@ class OpenEnv(TextEnvironment):
         """See `TextEnvironment`.
 
         Raises:
-            CallLost: the session is gone, or the server does not speak the protocol.
-            OpenEnvError: the server refuses the action.
+            CallLost: the server disconnected, or violates the protocol.
+            OpenEnvError: the server rejects the action.
         """
         return await self._answer("step", {self._settings.action_key: text})
 
@@ -92,17 +92,24 @@ class OpenEnv(TextEnvironment):
 
     def _text(self, observation: Any) -> str:
         if not isinstance(observation, dict):
-            return str(observation or "")
+            return _written(observation)
         fields = cast("dict[str, Any]", observation)
         key = self._settings.observation_key
         if key is not None:
             if key not in fields:
                 raise OpenEnvError(f"an observation has no `{key}`; it has {', '.join(fields)}")
-            return str(fields[key])
+            return _written(fields[key])
         texts = [field for field in fields.values() if isinstance(field, str)]
         return texts[0] if len(texts) == 1 else json.dumps(fields, ensure_ascii=False)
 
 
+def _written(value: Any) -> str:
+    """Return a part of an observation as a text: JSON if it is none, and "" for null."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _library_error() -> type[Exception]:
-    """Return the base class of the exceptions of the package websockets."""
+    """Return the base class of the exceptions of `websockets`."""
     return import_module("websockets.exceptions").WebSocketException

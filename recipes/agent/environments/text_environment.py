@@ -1,4 +1,4 @@
-"""Environments that are played by text: their interface, and a search for treasure in a house of nine rooms."""
+"""The interface of text environments, and an example: a search for treasure in a house of nine rooms."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class TextEnvironment(ABC):
 
     @abstractmethod
     async def step(self, text: str) -> TextStep:
-        """Do what the model says."""
+        """Perform the model's action."""
 
     def example(self, chance: random.Random, skill: float) -> str:
         """Return a valid action for the warm start of models built from scratch; "": none.
 
         Args:
-            chance: decides.
-            skill: share of examples that lead to the end; others are only understood.
+            chance: the random numbers.
+            skill: the share of examples that lead to success; the others are only valid.
         """
         return ""
 
@@ -47,7 +47,7 @@ class TextEnvironment(ABC):
 
 _SIDE: Final = 3
 _MOST_MOVES: Final = 12
-# Share of the examples that try to take, wherever they are.
+# The share of the other examples that say `take` in any room.
 _TAKES: Final = 0.3
 _MOVES: Final = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
 _ROOMS: Final = "123456789"
@@ -56,8 +56,8 @@ _ROOMS: Final = "123456789"
 class Treasure(TextEnvironment):
     """A house of nine rooms with numbers. A turn is a direction, or `take`; the reward is 1 for the treasure.
 
-    The first text says in which room the treasure is, and each further one in which room the model is and which doors
-    it has: `7 (north, west).` The model has to remember, and to find its way.
+    The first text names the room of the treasure; each text names the model's room and its doors: `7 (north, west).`
+    The model must remember the goal and find the way.
     """
 
     stop: ClassVar[tuple[str, ...]] = (".", "\n")
@@ -86,7 +86,7 @@ class Treasure(TextEnvironment):
         return TextStep(self._seen(), 0.0, over)
 
     def example(self, chance: random.Random, skill: float) -> str:
-        """See `TextEnvironment`: a door, or `take`, which leads to the end where the treasure is."""
+        """See `TextEnvironment`: a direction with a door, or `take`, which succeeds at the treasure."""
         take = self._at == self._goal if chance.random() < skill else chance.random() < _TAKES
         return "take." if take else f"{chance.choice(self._doors())}."
 

@@ -1,4 +1,4 @@
-"""The agent for verifiers environments: rollouts, tools and rewards come from verifiers, the model from rlinf."""
+"""The agent for verifiers environments: verifiers provides rollouts, tools and rewards, and rlinf the model."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
 
-# Of a taskset that makes tasks without end, that many are used.
+# The maximum tasks used from an endless taskset.
 _MOST_TASKS: Final = 10_000
-# verifiers takes a harness by the name of a module of the top level.
+# The top-level module name by which verifiers finds the harness.
 _HARNESS: Final = "rlinf_in_process_chat"
 
 
 class VerifiersError(Exception):
-    """An episode that verifiers says has failed."""
+    """An episode that verifiers reports as failed."""
 
 
 class VerifiersAgent:
-    """Plays an episode of a verifiers environment per run; the task's seed selects one of its tasks.
+    """Plays one episode of a verifiers environment per run; the seed selects the environment's task.
 
     Args:
-        settings: the environment.
-        held: tasks that are those of evaluation; at most half of all.
+        settings: the configuration of the environment.
+        held: the number of evaluation tasks; at most half of all are used.
 
     Raises:
-        ConfigError: verifiers, or the taskset, does not exist, or its options do not fit.
+        ConfigError: verifiers or the taskset is not installed, or the options are invalid.
     """
 
     def __init__(self, settings: VerifiersKeys, held: int) -> None:
@@ -79,7 +79,7 @@ class VerifiersAgent:
         return AgentOutcome(reward=statistics.fmean(trace.reward for trace in traces), parts=parts)
 
     async def _serve(self, ready: asyncio.Future[None]) -> None:
-        """Hold the proxy that all episodes of this process share, through which verifiers calls the model."""
+        """Run the proxy through which verifiers calls the model in all episodes of this process."""
         try:
             async with self._environment.serving():
                 ready.set_result(None)
@@ -91,20 +91,20 @@ class VerifiersAgent:
 
     async def _played(self, task: Any, endpoint: ChatEndpoint) -> Any:
         library = self._library
-        # Programs that verifiers starts inherit no variable of such a name: tokens of other tasks are none of theirs.
+        # Programs started by verifiers do not inherit variables of such names, so they cannot read other tasks' tokens.
         with token_variable("VERIFIERS_API_KEY_", endpoint.api_key) as variable:
             client = library.EvalClientConfig(base_url=endpoint.base_url, api_key_var=variable)
             return await self._environment.run_episode(task, library.ModelContext(model="policy", client=client))
 
     def _task(self, seed: int) -> Any:
-        """Return the task of a seed; those of evaluation are never trained on."""
+        """Return the task of a seed; evaluation tasks are never trained on."""
         if seed >= MOST_GENERATED:
             return self._tasks[(seed - MOST_GENERATED) % self._held]
         return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
 
 
 def _loaded(settings: VerifiersKeys) -> Any:
-    """Return the environment, whose agents run beside this process."""
+    """Return the environment, whose agents run in subprocesses."""
     loaders: Any = import_module("verifiers.v1.utils.loaders")
     library: Any = import_module("verifiers.v1")
     if settings.harness is None:

@@ -1,6 +1,6 @@
-"""The harness by which environments of verifiers are played in the agent's own process: a chat with the task's tools.
+"""The harness that plays verifiers environments in the agent's own process: a chat with the task's tools.
 
-verifiers finds it by the name of a module. It is imported where verifiers is installed.
+verifiers finds it by its module name. It can be imported only where verifiers is installed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from http import HTTPStatus
 from importlib import import_module
 from typing import Any, Final
 
+from recipes.agent.tools.mcp_servers import listed_tools, result_text
 from rlinf_core.foreign.strict_json import load_json_object
 
 _library: Any = import_module("verifiers.v1")
@@ -20,7 +21,7 @@ __all__ = ["InProcessChat"]
 
 
 class InProcessChat(_library.Harness[_library.HarnessConfig]):
-    """A chat with the model until it calls no tool."""
+    """A chat with the model until a turn calls no tool."""
 
     APPENDS_SYSTEM_PROMPT: Final = True
     SUPPORTS_MCP: Final = True
@@ -30,7 +31,7 @@ class InProcessChat(_library.Harness[_library.HarnessConfig]):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        # Of all rollouts: to make one takes longer than a turn.
+        # One client for all rollouts, as making one takes longer than a turn.
         self._client: Any = _openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0)
 
     async def launch(
@@ -43,7 +44,7 @@ class InProcessChat(_library.Harness[_library.HarnessConfig]):
         mcp_urls: Mapping[str, str],
         data: Any,
     ) -> Any:
-        """Run the chat, and return as a program does that has ended well."""
+        """Run the chat, and return the result of a successful program."""
         client = self._client.with_options(base_url=endpoint, api_key=secret)
         messages = _first_messages(*self.resolve_prompt(data))
         async with AsyncExitStack() as stack:
@@ -57,7 +58,7 @@ class InProcessChat(_library.Harness[_library.HarnessConfig]):
                 except _openai.APIStatusError as error:
                     if error.status_code != HTTPStatus.TOO_MANY_REQUESTS:
                         raise
-                    break  # no turns or no tokens are left: what there is is scored
+                    break  # no turns or tokens are left: score the present state
                 said = answer.choices[0].message
                 messages.append(said.model_dump(exclude_none=True))
                 if not said.tool_calls:
@@ -69,10 +70,10 @@ class InProcessChat(_library.Harness[_library.HarnessConfig]):
 
 
 class _Tools:
-    """The tools of a task, by the servers that offer them.
+    """The tools of a task and their servers.
 
     Attributes:
-        listed: the tools, as a chat completion lists them.
+        listed: the tools in the form of chat completions.
     """
 
     def __init__(self) -> None:
@@ -80,9 +81,9 @@ class _Tools:
         self._clients: dict[str, Any] = {}
 
     async def connect(self, stack: AsyncExitStack, url: str) -> None:
-        """Connect to a server until the stack is left."""
+        """Connect to a server until the stack is closed."""
         client = await stack.enter_async_context(import_module("mcp").Client(url))
-        for tool in (await client.list_tools()).tools:
+        for tool in await listed_tools(client, url):
             self._clients[tool.name] = client
             described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
             self.listed.append({"type": "function", "function": described})
@@ -95,11 +96,11 @@ class _Tools:
             result = await self._clients[name].call_tool(name, load_json_object(arguments or "{}"))
         except Exception as error:  # noqa: BLE001 - of the tool, or of the arguments
             return f"{type(error).__name__}: {error}"
-        return "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+        return result_text(result)
 
 
 def _first_messages(system: str | None, prompt: Any) -> list[dict[str, Any]]:
-    """Return the messages of the conversation when the model is called."""
+    """Return the initial messages of the conversation."""
     messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     if isinstance(prompt, str):
         return [*messages, {"role": "user", "content": prompt}]

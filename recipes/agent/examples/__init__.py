@@ -1,1 +1,1 @@
-"""Agents that are written with frameworks, and the functions that train them."""
+"""Agents written with frameworks, and the functions that train them."""

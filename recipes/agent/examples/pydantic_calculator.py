@@ -1,6 +1,6 @@
-"""An agent of pydantic-ai that has a calculator, and the function by which it is trained.
+"""An agent of pydantic-ai with a calculator, and the function that trains it.
 
-`solve` knows nothing of training: it speaks to whatever server it is given.
+`solve` does not depend on training and works with any server.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -34,6 +34,6 @@ async def solve(question: str, base_url: str, api_key: str) -> str:
 
 
 async def run(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
-    """Run the agent on a task, on the model that learns."""
+    """Run the agent on a task with the model in training."""
     async with serve(llm) as endpoint:
         return await solve(task.prompt, endpoint.base_url, endpoint.api_key)

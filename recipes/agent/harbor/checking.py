@@ -1,5 +1,5 @@
-"""Checks of tasks before they are trained on: the solution earns 1, nothing earns 0, and a canary shows what a program
-can make the tests say.
+"""Checks of tasks before training: the solution must earn 1 and doing nothing 0, and a canary shows whether a program
+can forge the tests' result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rlinf_core.runners.storage.durable import write_whole
 
 _SCHEMA: Final = "rlinf.tasks-checked/1"
 _TIMES: Final = 3
-# Agents of Harbor that work in it.
+# The Harbor agents that need tmux.
 _IN_TMUX: Final = ("terminus", "terminus-1", "terminus-2")
-# Of processes that a solution's tests may leave.
+# A limit of remaining processes that no tests reach.
 _ANY: Final = 1 << 20
-# Solves the task, and then ends whoever loads the solution as if all were well.
+# Solves the task, then makes its Python files end any process that imports them with status 0.
 _CANARY: Final = (
     "touch /tmp/before && sleep 0.05 && bash /solution/solve.sh; find . -newer /tmp/before -type f -name '*.py' -print"
     ' -exec sh -c \'printf "import os\\nos._exit(0)\\n" > "$1"\' _ {} \\;'
@@ -41,15 +41,14 @@ class CheckedTask(FileModel):
 
     Attributes:
         name, digest: the task's.
-        solution, nothing, canary: their rewards; `canary` is None where the solution writes no Python file.
-        mode: what of the agent's files the tests need.
-        kinds: the files in which the tests write their reward.
-        running: processes that the tests leave.
-        seconds: the time that the tests took for the solution.
-        why: the reason of the solution's reward, if it is not the tests'.
-        output: the end of what the tests wrote for the solution, where it does not earn 1.
-        tmux: whether its image has the program, in which some agents of Harbor work; None: an earlier check did not
-            look.
+        solution, nothing, canary: the rewards; `canary` is None if the solution writes no Python file.
+        mode: which of the agent's files the tests need.
+        kinds: the kinds of files in which the tests write the reward.
+        running: the number of processes that the tests leave.
+        seconds: the duration of the solution's tests.
+        why: the reason for the solution's reward if the tests gave none.
+        output: the end of the tests' output for a solution that does not earn 1.
+        tmux: whether the image has tmux, which some Harbor agents need; None: an earlier version did not check it.
     """
 
     name: str
@@ -66,22 +65,17 @@ class CheckedTask(FileModel):
     tmux: bool | None = None
 
     @property
-    def fit(self) -> bool:
-        """Whether its grades mean something."""
-        return self.solution == 1 and self.nothing == 0
-
-    @property
     def forgeable(self) -> bool:
-        """Whether code under test can end the tests as if all were well."""
+        """Whether code under test can make the tests report success."""
         return self.canary == 1
 
     @property
     def expected(self) -> Expected:
-        """The facts that grades are checked against."""
+        """The facts to check grades against."""
         return Expected(self.mode, self.kinds, self.running)
 
     def fault(self, verifier_seconds: float, harness: str | None = None) -> str:
-        """Return why it is not trained on, by an agent of Harbor if one is named; "": it is."""
+        """Return why the task is unfit for training, with a Harbor agent if one is named; "": it is fit."""
         if self.solution != 1:
             return f"its solution earns {self.solution:g}: {self.why or 'the tests say so'}"
         if self.nothing != 0:
@@ -106,7 +100,7 @@ async def check_task(store: ImageStore, task: TaskFolder) -> CheckedTask:
     """Grade a task's solution, nothing, and the canary, each in boxes of their own.
 
     Raises:
-        ConfigError: the task has no solution, or its image cannot be had.
+        ConfigError: the task has no solution, or its image is not available.
         BoxError: no box can be made.
     """
     if not task.has_solution:
@@ -136,7 +130,7 @@ async def check_task(store: ImageStore, task: TaskFolder) -> CheckedTask:
 
 
 async def _solved(store: ImageStore, task: TaskFolder, image: Image) -> tuple[Mode, Grade]:
-    """Return the first mode in which the solution earns 1, and its grade; the first of all where none does."""
+    """Return the first mode in which the solution earns 1 (if none, the first mode), and its grade."""
     grades: dict[Mode, Grade] = {}
     for mode in MODES:
         grades[mode], _ = await _tried(store, task, image, mode, _SOLVE, Expected(mode, running=_ANY))
@@ -148,7 +142,7 @@ async def _solved(store: ImageStore, task: TaskFolder, image: Image) -> tuple[Mo
 async def _tried(
     store: ImageStore, task: TaskFolder, image: Image, mode: Mode, script: str, expected: Expected
 ) -> tuple[Grade, str]:
-    """Return the grade of a script, and what it printed."""
+    """Return the grade of a script's work, and the script's output."""
     said = ""
     async with task_box(store, task, image) as box:
         if script:
@@ -161,7 +155,7 @@ async def _tried(
 
 
 def read_checks(path: Path) -> dict[str, CheckedTask]:
-    """Return the results of earlier checks of a folder of tasks, by the digest of the task.
+    """Return the results of earlier checks of a folder of tasks, by task digest.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -179,7 +173,7 @@ def read_checks(path: Path) -> dict[str, CheckedTask]:
 
 
 def find_check(task: TaskFolder) -> CheckedTask | None:
-    """Return the result of a check of a task, which is in it or in a folder of tasks above it; see `find_tasks`.
+    """Return a task's check, stored in its folder or one of the two above it; see `find_tasks`.
 
     Raises:
         ConfigError: a file of results cannot be read.
@@ -192,14 +186,14 @@ def find_check(task: TaskFolder) -> CheckedTask | None:
 
 
 def load_checked(path: Path, harness: str | None = None) -> list[tuple[TaskFolder, CheckedTask]]:
-    """Return the tasks of a folder with the results of their checks.
+    """Return the tasks of a folder with their checks.
 
     Args:
         path: a folder of tasks, or a task.
-        harness: the agent of Harbor that does them; None: rlinf's own.
+        harness: the Harbor agent that does the tasks; None: rlinf's own agent.
 
     Raises:
-        ConfigError: a task cannot be read, was not checked as it is now, or is not fit to be trained on.
+        ConfigError: a task cannot be read, was not checked in its present state, or is unfit for training.
     """
     checks, tasks = read_checks(path), [read_task(folder) for folder in find_tasks(path)]
 
@@ -219,10 +213,10 @@ def load_checked(path: Path, harness: str | None = None) -> list[tuple[TaskFolde
 
 
 def write_checks(path: Path, checks: Iterable[CheckedTask]) -> None:
-    """Write results of checks beside the tasks, in place of earlier ones.
+    """Write the results of checks beside the tasks, replacing earlier ones.
 
     Raises:
-        ConfigError: they cannot be written.
+        ConfigError: the file cannot be written.
     """
     tasks = {task.digest: task.model_dump() for task in checks}
     record = {"schema": _SCHEMA, "written": int(time.time()), "tasks": tasks}

@@ -1,8 +1,8 @@
-"""Grading: the tests run in a fresh box, where no agent has been.
+"""Grading of tasks by tests in a fresh box that no agent has used.
 
-All processes of the agent's box end. Of what it wrote, the work folder and what the task declares become a layer over
-the image in a new box, without a network. The tests come in, run, and end with all that they started. Only then the one
-file is read that holds the reward, following no link.
+All processes of the agent's box are ended. Its work folder and the task's declared artifacts become a layer over the
+image of a new box, without a network. The tests are copied in and run, and all their processes are ended. Only then is
+the reward file read, without following links.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MODES: Final[tuple[Mode, ...]] = ("work", "files")
 REWARDS: Final = {"json": "/logs/verifier/reward.json", "txt": "/logs/verifier/reward.txt"}
 _LOGS: Final = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _NEVER: Final = ("/dev", "/proc", "/sys", "/logs", "/tests", "/solution")
-# What programs of the tests are in, or read at their start.
+# Folders with the programs of the tests, or files that these read at startup.
 _SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/etc", "/boot", "/root", "/run", "/opt")
 _TRIES: Final = 2
-# Processes that the tests have ended end within it.
+# The time for processes that the tests have signalled to exit.
 _GRACE_SECONDS: Final = 1.0
-# No module of the work folder stands in for one of the tests' own, and none starts with every Python; those beside a
-# script of the tests are found by the path.
+# Modules in the work folder cannot replace the tests' modules or run when Python starts; modules beside the tests'
+# scripts are found by `PYTHONPATH`.
 _SAFE_PYTHON: Final = {
     "PYTHONSAFEPATH": "1",
     "PYTHONNOUSERSITE": "1",
@@ -44,11 +44,11 @@ _SAFE_PYTHON: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Facts of the solution's grade, as `rlinf tasks check` saw it.
+    """Facts of the solution's grade that `rlinf tasks check` observed.
 
     Attributes:
-        mode: what of the agent's files the tests get.
-        kinds: the files that the tests write, of `txt` and `json`.
+        mode: which of the agent's files the tests get.
+        kinds: the kinds of reward files that the tests write: `txt`, `json`.
         running: processes that the tests leave.
     """
 
@@ -59,18 +59,18 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The grade of what a box has left.
+    """The grade of the files that a box left.
 
     Attributes:
-        reward: 0 where there is none twice: that is what the agent left.
-        why: the reason of a reward that no test gave; "": the tests gave it.
-        tampered: whether the reward was written by something other than the tests.
-        timed_out: whether the tests took too long.
-        tries: fresh boxes that were used.
-        output: all that the tests wrote.
-        seconds: the time of the last run of the tests.
-        kinds: files with rewards that were found.
-        running: processes that the tests left.
+        reward: the tests' reward; 0 if they gave none twice, which the agent's files then caused.
+        why: the reason for a reward that the tests did not give; "": they gave it.
+        tampered: whether something other than the tests may have written the reward.
+        timed_out: whether the tests exceeded their time limit.
+        tries: the number of fresh boxes used.
+        output: the tests' output and errors.
+        seconds: the duration of the last test run.
+        kinds: the kinds of reward files that were found.
+        running: the number of processes that the tests left.
     """
 
     reward: float
@@ -87,11 +87,11 @@ class Grade:
 def task_box(
     store: ImageStore, task: TaskFolder, image: Image, *above: Path, env: Mapping[str, str] = MappingProxyType({})
 ) -> AbstractAsyncContextManager[LiveBox]:
-    """Start a box of a task, and end it afterwards: as `BoxHost.box`.
+    """Start a box of a task, and end it afterwards, as `BoxHost.box` does.
 
     Args:
-        above: layers over those of its image.
-        env: variables besides those of the image and of the task.
+        above: layers over those of the image.
+        env: variables besides those of the image and the task.
     """
     return store.boxes.box(
         [*above, *store.layers(image)],
@@ -104,10 +104,10 @@ def task_box(
 
 
 async def finish(task: TaskFolder, image: Image, box: LiveBox, mode: Mode) -> Left:
-    """End the agent's box, and keep what its tests may see.
+    """End the agent's box, and keep the files that the tests may see.
 
     Raises:
-        BoxError: it could not be kept.
+        BoxError: the files could not be kept.
     """
     workdir = task.workdir or image.workdir
     keep = ["/"] if mode == "files" else [*([workdir] if workdir != "/" else []), *task.artifacts]
@@ -117,12 +117,12 @@ async def finish(task: TaskFolder, image: Image, box: LiveBox, mode: Mode) -> Le
 async def grade(
     store: ImageStore, task: TaskFolder, image: Image, kept: Path, expected: Expected, *, seconds: float | None = None
 ) -> Grade:
-    """Run the tests on what a box has left, in a fresh box; if they give no reward, once more in another one.
+    """Run the tests in a fresh box on the files that a box left; if they give no reward, retry once.
 
     Args:
-        kept: the layer of what was kept.
-        expected: what the solution's grade was like.
-        seconds: limit of one run of the tests; by default the task's own.
+        kept: the layer of kept files.
+        expected: the facts of the solution's grade.
+        seconds: the time limit of one test run; None: the task's.
 
     Raises:
         BoxError: no box could be made, or its holder was killed.
@@ -132,7 +132,7 @@ async def grade(
         try:
             result = await _graded(store, task, image, kept, expected, number, seconds or task.verifier_seconds)
         except BoxBlocked as error:
-            # The image alone did not hinder the agent's box: something that the agent left does.
+            # The image alone did not block the agent's box, so the agent's files do.
             return _ungraded(f"what the agent left hinders the tests: {error}", number)
         if not result.why or result.tampered:
             break
@@ -188,10 +188,10 @@ def _ungraded(why: str, tries: int) -> Grade:
 
 
 def read_reward(files: dict[str, bytes]) -> tuple[float, str]:
-    """Return the reward of the files that tests wrote, and why there is none; `reward.json` comes first.
+    """Return the reward in the files that tests wrote, and why there is none; `reward.json` takes precedence.
 
     Args:
-        files: their contents, by `json` and `txt`.
+        files: the file contents by kind, `json` or `txt`.
     """
     kind = next((kind for kind in REWARDS if kind in files), None)
     if kind is None:
@@ -207,12 +207,12 @@ def read_reward(files: dict[str, bytes]) -> tuple[float, str]:
 
 
 def kinds_in(task: TaskFolder) -> tuple[str, ...]:
-    """Return the files of rewards that the texts of the tests name; all where they name none."""
+    """Return the kinds of reward files that the tests' sources mention; all kinds if they mention none."""
     texts = [path.read_bytes() for path in (task.path / "tests").rglob("*") if path.is_file()]
     named = tuple(kind for kind in REWARDS if any(f"reward.{kind}".encode() in text for text in texts))
     return named or tuple(REWARDS)
 
 
 def files_of(folder: Path) -> list[tuple[str, Path]]:
-    """Return what is in a folder, with the names that it has there."""
+    """Return the contents of a folder, with names relative to it."""
     return [(str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*"))]

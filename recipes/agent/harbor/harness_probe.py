@@ -1,8 +1,8 @@
-"""A trial of an agent of Harbor, in the interpreter of agents: it is made with its options.
+"""A probe, in the interpreter of agents, of whether a Harbor agent can be made with its options.
 
     python -m recipes.agent.harbor.harness_probe HARNESS OPTIONS CONTEXT
 
-OPTIONS are JSON. The last line that it prints is a record in JSON.
+OPTIONS are JSON. The last output line is a JSON record.
 """
 
 from __future__ import annotations

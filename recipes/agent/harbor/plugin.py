@@ -1,4 +1,4 @@
-"""Harbor's environment and verifier on boxes: for trials of rlinf, and for people who run `harbor run` alone.
+"""Harbor's environment and verifier on boxes: for rlinf's trials, and for use with `harbor run` alone.
 
     harbor run -p tasks/terminal -a terminus-2 --env recipes.agent.harbor.plugin:BoxEnvironment
         --verifier recipes.agent.harbor.plugin:FreshVerifier
@@ -35,24 +35,24 @@ _capabilities: Any = import_module("harbor.environments.capabilities")
 _verifiers: Any = import_module("harbor.verifier.base")
 _results: Any = import_module("harbor.models.verifier.result")
 
-# Of what is taken out of a box at once.
+# The maximum size of one download from a box.
 _MOST_BYTES: Final = 64 * MIB
-# Files and folders that are taken out of a box at once; an archive of that size could make millions.
+# The maximum files and folders of one download; an archive of that size could contain millions.
 _MOST_FILES: Final = 50_000
 _TAKE_SECONDS: Final = 120.0
 _TIMED_OUT: Final = 124
-# Of the time that Harbor gives to a verifier, for one run of the tests: there may be two.
+# The share of Harbor's verifier time for one test run, as there may be two.
 _ONE_RUN: Final = 0.45
 _stores: dict[tuple[Path, int], ImageStore] = {}
 
 
 class BoxEnvironment(_environments.BaseEnvironment):
-    """A box, as environments of Harbor are.
+    """A box with the interface of Harbor's environments.
 
     Args:
-        trial: the name of a trial of this process, whose box it is; "": it makes its own.
-        boxes: the folder of boxes and images.
-        memory: MiB for all boxes of the machine.
+        trial: the name of the trial of this process whose box is used; "": an own box.
+        boxes: the folder for boxes and images.
+        memory: the memory of all boxes of the machine, in MiB.
     """
 
     def __init__(self, *known: Any, trial: str = "", boxes: str = "", memory: int | None = None, **named: Any) -> None:
@@ -87,7 +87,7 @@ class BoxEnvironment(_environments.BaseEnvironment):
         return self._shared
 
     async def start(self, force_build: bool) -> None:
-        """Start a box of its own, unless it is that of a trial."""
+        """Start an own box, unless a trial's box is used."""
         if self._shared is not None:
             return
         task = read_task(self.environment_dir.parent)
@@ -105,7 +105,7 @@ class BoxEnvironment(_environments.BaseEnvironment):
         self._shared = TrialBox(box, task, image.user, lambda command, done, seconds: None)
 
     async def stop(self, delete: bool) -> None:
-        """End the box that it started."""
+        """End the box that `start` started."""
         self._shared = None
         await self._stack.aclose()
 
@@ -149,7 +149,7 @@ class BoxEnvironment(_environments.BaseEnvironment):
         await asyncio.to_thread(target.write_bytes, data)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """See Harbor; of what exists, plain files and folders alone."""
+        """See Harbor; only regular files and folders are downloaded."""
         data = await self._taken(f"tar -C {shlex.quote(source_dir)} -cf - .", source_dir)
         await asyncio.to_thread(_extract, data, Path(target_dir))
 
@@ -165,10 +165,10 @@ class BoxEnvironment(_environments.BaseEnvironment):
         return done.output
 
     async def graded(self) -> tuple[float, dict[str, Any], str]:
-        """End the agent's box, and return the reward of what it left, the record of that, and the tests' output.
+        """End the agent's box, and return the reward of its files, the grading record and the tests' output.
 
         Raises:
-            ConfigError: it is not the box in which the agent was.
+            ConfigError: this is not the agent's box.
         """
         if self._made is None:
             raise ConfigError(
@@ -193,7 +193,7 @@ class BoxEnvironment(_environments.BaseEnvironment):
 
 
 class FreshVerifier(_verifiers.BaseVerifier):
-    """Grades in a fresh box, where no agent has been; `grading.json` beside the tests' output says how."""
+    """Grades in a fresh box; `grading.json` beside the tests' output has the details."""
 
     async def verify(self) -> Any:
         """See Harbor."""
@@ -212,15 +212,15 @@ class FreshVerifier(_verifiers.BaseVerifier):
 
 
 def _extract(data: bytes, target: Path) -> None:
-    """Write the plain files and folders of an archive that a policy may have made.
+    """Extract the regular files and folders of an archive that a policy may have made.
 
     Raises:
-        OSError: there are too many, or they cannot be written.
-        TarError: it is no archive, is compressed, or leads out of the folder.
+        OSError: there are too many files, or one cannot be written.
+        TarError: the data is no archive, is compressed, or leads out of the folder.
     """
     target.mkdir(parents=True, exist_ok=True)
     made = 0
-    # A compressed one of a few bytes could fill the disk, and so could a sparse file.
+    # A small compressed archive or sparse file could fill the disk.
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for member in archive:
             made += len(PurePosixPath(member.name).parts)

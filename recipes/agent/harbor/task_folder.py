@@ -35,7 +35,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])i?B?", re.IGNORECASE)
 _UNITS: Final = {"K": 2**-10, "M": 1.0, "G": 2.0**10}
 _Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# More is no size of a machine, and no number of the kernel's.
+# More than any machine has, and than the kernel can represent.
 _MOST_MIB: Final = 2**40
 _Mib = Annotated[float, Field(gt=0, le=_MOST_MIB)]
 _Variables = dict[str, str | int | float | bool]
@@ -51,7 +51,7 @@ class _Environment(_Section):
     cpus: _Amount | None = None
     memory_mb: _Mib = 2048
     storage_mb: _Mib = 10240
-    # Of earlier versions of the format.
+    # Fields of earlier versions of the format.
     memory: str | None = None
     storage: str | None = None
     build_timeout_sec: _Amount = 600
@@ -87,15 +87,15 @@ class TaskFolder:
     """A task.
 
     Attributes:
-        digest: changes with each of its files.
-        docker_image: the image that it names; None: its Dockerfile.
-        workdir: None: that of its image.
-        memory_mib, storage_mib, cpus: limits of its box; `cpus` 0: all.
-        build_seconds, agent_seconds, verifier_seconds: limits.
-        agent_user, verifier_user: users of the box; "": that of its image, and root.
-        env, verifier_env: variables of all commands, and of the tests.
-        artifacts: absolute paths besides the work folder that the tests need.
-        notes: what of task.toml changes nothing here.
+        digest: a digest of its files.
+        docker_image: the name of its image; None: its Dockerfile's.
+        workdir: the working folder; None: that of its image.
+        memory_mib, storage_mib, cpus: the limits of its box; `cpus` 0: all.
+        build_seconds, agent_seconds, verifier_seconds: the time limits.
+        agent_user, verifier_user: the users in the box; "": the image's user, and root.
+        env, verifier_env: the variables of all commands, and of the tests.
+        artifacts: the absolute paths that the tests need besides the work folder.
+        notes: remarks on settings in task.toml that have no effect or are unknown.
     """
 
     name: str
@@ -129,10 +129,10 @@ class TaskFolder:
 
 
 def find_tasks(path: Path) -> list[Path]:
-    """Return the folders of tasks: a task itself, or those below a folder, by name.
+    """Return the folders of tasks: a task itself, or the tasks below a folder, by name.
 
     Raises:
-        ConfigError: there are none, or there is no such folder.
+        ConfigError: the folder does not exist, or has no tasks.
     """
     if not path.is_dir():
         raise ConfigError(f"there is no folder `{path}`")
@@ -147,10 +147,10 @@ def find_tasks(path: Path) -> list[Path]:
 
 
 def memory_of(path: Path) -> int:
-    """Return the MiB of memory that a task's box needs; only its task.toml is read.
+    """Return the memory of a task's box in MiB; only its task.toml is read.
 
     Raises:
-        ConfigError: it is missing or cannot be read.
+        ConfigError: task.toml is missing or cannot be read.
     """
     environment = _read_toml(path).environment
     return _mib(path / TOML, environment.memory, environment.memory_mb)
@@ -169,7 +169,7 @@ def read_task(path: Path) -> TaskFolder:
     """Read a task folder.
 
     Raises:
-        ConfigError: a file is missing or cannot be read, or the task needs what boxes do not have.
+        ConfigError: a file is missing or cannot be read, or the task needs something that boxes lack.
     """
     where, toml = path / TOML, _read_toml(path)
     # Tasks of several steps, or for Windows, have other files.
@@ -182,17 +182,19 @@ def read_task(path: Path) -> TaskFolder:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the task `{path.name}` cannot be read", why=str(error)) from None
     environment, agent, verifier = toml.environment, toml.agent, toml.verifier
-    artifacts = tuple(item if isinstance(item, str) else str(item.get("source", "")) for item in toml.artifacts)
-    for folder in filter(None, (environment.workdir, *artifacts)):
-        if not folder.startswith("/") or ".." in folder.split("/"):
-            raise ConfigError(f"{where}: `{folder}` is no absolute path")
+    if not instruction:
+        raise ConfigError(f"the task `{path.name}` has an empty `{INSTRUCTION}`")
+    sources = [item if isinstance(item, str) else str(item.get("source", "")) for item in toml.artifacts]
+    artifacts = tuple(_absolute(where, source) for source in sources)
+    if "/" in artifacts:
+        raise ConfigError(f"{where}: the artifact `/` would give the tests the agent's own programs", help="name files")
     return TaskFolder(
         name=str(toml.task.get("name") or path.name),
         path=path,
         digest=folder_digest(path, without=RECORD),
         instruction=instruction,
         docker_image=environment.docker_image,
-        workdir=environment.workdir,
+        workdir=_absolute(where, environment.workdir) if environment.workdir else None,
         memory_mib=_mib(where, environment.memory, environment.memory_mb),
         storage_mib=_mib(where, environment.storage, environment.storage_mb),
         cpus=environment.cpus or 0.0,
@@ -225,8 +227,16 @@ def _refuse_unsupported(path: Path, toml: _Toml) -> None:
             raise ConfigError(f"the task `{path.name}` {what}, which boxes do not have", where=str(path / TOML))
 
 
+def _absolute(where: Path, path: str) -> str:
+    """Return an absolute path in its shortest form, in which grading compares paths."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or ".." in parts:
+        raise ConfigError(f"{where}: `{path}` is no absolute path")
+    return "/" + "/".join(parts)
+
+
 def _mib(where: Path, text: str | None, mib: float) -> int:
-    """Return a size: `memory_mb = 512`, or `memory = "2G"` of earlier versions."""
+    """Return a size in MiB: `memory_mb = 512`, or `memory = "2G"` of earlier versions."""
     if text is None:
         return math.ceil(mib)
     match = _SIZE.fullmatch(text.strip())
@@ -246,7 +256,7 @@ def _variables(where: Path, section: str, env: _Variables) -> dict[str, str]:
 
 
 def _notes(toml: _Toml) -> Iterator[str]:
-    """Yield what changes nothing here, and what is not known."""
+    """Yield remarks on settings that have no effect, and on unknown ones."""
     sections = {"": toml, "environment.": toml.environment, "agent.": toml.agent, "verifier.": toml.verifier}
     for prefix, section in sections.items():
         for key in section.model_extra or {}:

@@ -1,6 +1,6 @@
-"""Agents of Harbor, each played by its `Trial` in a box of rlinf's, with the model behind the endpoint of the run.
+"""Harbor agents, each run by Harbor's `Trial` in a box of rlinf, with the model behind the run's endpoint.
 
-Harbor is an interpreter's own: Python 3.12 or newer, and a hundred packages.
+Harbor needs an interpreter of its own: Python 3.12 or newer, and a hundred packages.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from rlinf_core.process.requirements import missing_modules
 
 PLUGIN: Final = "recipes.agent.harbor.plugin:BoxEnvironment"
 _KEY: Final = "RLINF_ENDPOINT_KEY_"
-# What an agent needs to run without the internet.
+# Options that agents need to run without the internet.
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"terminus-2": {"record_terminal_session": False}}
-# Agents that shorten a conversation in time, where they know how long it may be.
+# Agents that summarize a conversation in time if they know its maximum length.
 _COUNTING: Final = ("terminus-2",)
-# Free tokens at which they do so, where a conversation may have many.
+# The remaining tokens at which they do so, at most.
 _ROOM: Final = 8000
 _POLL_SECONDS: Final = 0.2
-# What a trial does besides the agent's own time: it sets the agent up, and reads its logs.
+# The time of a trial besides the agent's, for its setup and logs.
 REST_SECONDS: Final = 900.0
-# What a cancelled trial may still do: it takes logs out of the box.
+# The time that a cancelled trial has to copy logs out of the box.
 _END_SECONDS: Final = 30.0
 _TIME_UP: Final = "AgentTimeoutError"
-# The kind of what ends a trial that neither ends nor fails.
+# The exception kind reported for a trial that neither ends nor fails.
 HUNG: Final = "TrialHung"
-# Agents that are installed in the container, and reach the model from there: a box has no network.
+# The package of agents that run in the container and call the model from there; a box has no network.
 _INSTALLED: Final = "harbor.agents.installed"
-# Nothing is asked of the internet, and nothing is told to it.
+# Disables downloads and telemetry.
 _QUIET: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "off"}
-# The endpoint of the run, whose token goes to no proxy.
+# The host of the run's endpoint, whose token must not reach a proxy.
 _LOCAL: Final = "127.0.0.1"
-# By name: the boxes of trials that run in this process.
+# The boxes of trials running in this process, by trial name.
 trial_boxes: dict[str, TrialBox] = {}
-# Trials that go on although they were cancelled, until their boxes have ended.
+# Cancelled trials that keep running until their boxes have ended.
 _late: set[asyncio.Future[Any]] = set()
 
 
 class HarnessError(Exception):
-    """An agent of Harbor failed before the model had spoken."""
+    """The failure of a Harbor agent before the model's first turn."""
 
 
 @dataclass
@@ -59,12 +59,12 @@ class TrialBox:
     """The box of one trial.
 
     Attributes:
-        box: it lives as long as the trial, and longer.
-        task: the task that is done in it.
-        user: who runs commands where nobody is named.
-        note: called with each command, what came of it, and its seconds.
-        seconds: the time of all commands.
-        failure: why the box failed; "": it did not.
+        box: the box, which outlives the trial.
+        task: the task done in the box.
+        user: the default user of commands.
+        note: called with each command, its result and its seconds.
+        seconds: the total time of all commands.
+        failure: why the box failed; "": no failure.
     """
 
     box: LiveBox
@@ -75,10 +75,10 @@ class TrialBox:
     failure: str = ""
 
     async def run(self, command: str, *, timeout: float, **how: Any) -> Done:
-        """Run a command of a shell; see `LiveBox.run`. A box that has ended is the end of its commands.
+        """Run a shell command; see `LiveBox.run`. In a box that has ended, commands end by a signal.
 
         Raises:
-            BoxError: its holder is gone.
+            BoxError: the box's holder is gone.
         """
         began, shown = time.perf_counter(), ""
         try:
@@ -97,11 +97,11 @@ class TrialBox:
 
 
 def check_harness(harness: str, options: Mapping[str, Any], context: int) -> None:
-    """Import Harbor, and make an agent of it as a trial does; see `run_trial`.
+    """Check that Harbor can make an agent as a trial does; see `run_trial`.
 
     Raises:
-        ConfigError: Harbor is not installed, it has no such agent, the agent would be installed in the box, or it
-            takes no such options.
+        ConfigError: Harbor is not installed or has no such agent, or the agent would be installed in the box or rejects
+            the options.
     """
     os.environ.update(_QUIET)
     _bypass_proxies()
@@ -136,8 +136,8 @@ def check_harness(harness: str, options: Mapping[str, Any], context: int) -> Non
 
 
 def _bypass_proxies() -> None:
-    """Have libraries ask the endpoint of a run directly, also where this process has a proxy."""
-    # Of the two, libraries read one or the other.
+    """Make libraries connect to the run's endpoint directly, even if this process has a proxy."""
+    # Libraries read one variable or the other.
     hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if hosts != "*" and _LOCAL not in hosts.split(","):
         hosts = f"{hosts},{_LOCAL}".removeprefix(",")
@@ -157,18 +157,18 @@ async def run_trial(
     spent: Callable[[], bool],
     context: int,
 ) -> tuple[str, str]:
-    """Have an agent of Harbor do a task in a box, without grading it.
+    """Let a Harbor agent do a task in a box, without grading it.
 
     Args:
-        harness: its name, or `package.module:Class`.
-        options: arguments of it.
-        endpoint: where the model is: a URL, and a token.
-        seconds: the agent's time.
-        spent: says whether the model may say no more.
-        context: tokens of a conversation.
+        harness: the agent's name, or `package.module:Class`.
+        options: the agent's arguments.
+        endpoint: the model's URL and token.
+        seconds: the agent's time limit.
+        spent: returns whether the model is at a limit.
+        context: the maximum tokens of a conversation.
 
     Returns:
-        The kind of the exception that ended it, and what it says; "" if it ended well, or as the model may say no more.
+        The kind and message of the exception that ended the trial; "" if it succeeded or the model is at a limit.
 
     Raises:
         BoxError: the box failed.
@@ -177,7 +177,7 @@ async def run_trial(
     trials: Any = import_module("harbor.trial.trial").Trial
     url, token = endpoint
     name = f"rlinf-{uuid.uuid4().hex[:12]}"
-    # In this process's environment and not in the agent's, which boxes get.
+    # In this process's environment rather than the agent's, which boxes receive.
     with token_variable(_KEY, token) as key, _folder() as folder:
         agent = _agent_config(configs, harness, options, context, (url, key), seconds)
         config = configs.TrialConfig(
@@ -203,7 +203,7 @@ async def run_trial(
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return the folder of a trial's logs. A trial that is late may still write there."""
+    """Return the folder of a trial's logs. A late trial may still write there."""
     return tempfile.TemporaryDirectory(prefix="rlinf-trial-", ignore_cleanup_errors=True)
 
 
@@ -215,7 +215,7 @@ def _agent_config(
     endpoint: tuple[str, str],
     seconds: float | None = None,
 ) -> Any:
-    """Return the section of a trial about its agent; `endpoint` is a URL and the variable that has its token."""
+    """Return a trial's agent section; `endpoint` is a URL and the name of the variable with its token."""
     url, key = endpoint
     return configs.AgentConfig(
         **_named(harness),
@@ -228,17 +228,17 @@ def _agent_config(
 
 
 def _arguments(harness: str, options: Mapping[str, Any], context: int) -> dict[str, Any]:
-    """Return the arguments of an agent: those of the file, over what it needs to know here."""
+    """Return the arguments of an agent: the configured options over the defaults here."""
     size: dict[str, Any] = {}
     if harness in _COUNTING:
-        # litellm does not know the model, and would take it for one of a million tokens.
+        # litellm does not know the model, and would assume a million tokens.
         size["model_info"] = {"max_input_tokens": context}
         size["proactive_summarization_threshold"] = min(_ROOM, context // 4)
     return {**_OPTIONS.get(harness, {}), **size, **options}
 
 
 async def _until_spent(running: asyncio.Future[Any], seconds: float, spent: Callable[[], bool]) -> Any:
-    """Return the result of a trial; None if it was ended because the model may not continue or its time was up."""
+    """Return the result of a trial; None if it was ended because the model was at a limit or its time was up."""
     until = time.monotonic() + seconds
     try:
         while not (running.done() or spent() or time.monotonic() > until):
@@ -248,7 +248,7 @@ async def _until_spent(running: asyncio.Future[Any], seconds: float, spent: Call
             running.cancel()
             await asyncio.wait({running}, timeout=_END_SECONDS)
     if not running.done():
-        # What hinders it is in the box, and ends with that.
+        # It waits for something in the box, and ends with the box.
         _late.add(running)
         running.add_done_callback(_forget)
         return None
@@ -258,10 +258,10 @@ async def _until_spent(running: asyncio.Future[Any], seconds: float, spent: Call
 def _forget(trial: asyncio.Future[Any]) -> None:
     _late.discard(trial)
     if not trial.cancelled():
-        # Nobody waits for it any more.
+        # Retrieve the exception, as no caller waits for the trial.
         trial.exception()
 
 
 def time_was_up(kind: str) -> bool:
-    """Return whether the exception that ended a trial is the end of the agent's time."""
+    """Return whether a trial was ended by the agent's time limit."""
     return kind == _TIME_UP

@@ -1,4 +1,4 @@
-"""Archives of images, as `docker save`, `podman save` and tools of OCI write them; read, checked and loaded."""
+"""Image archives of `docker save`, `podman save` and OCI tools: reading, checking, loading and saving."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from rlinf_core.foreign.files import FileModel, check_regular, first_fault
 
 _MOST_MEMBERS: Final = 10_000
 _MOST_JSON: Final = 8 << 20
-# Of all headers of an archive together.
+# The maximum bytes of all headers of an archive.
 _MOST_HEADERS: Final = 32 << 20
 _MOST_LINKS: Final = 8
 _CHUNK: Final = 1 << 20
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _BLOB: Final = re.compile(r"blobs/sha256/[0-9a-f]{64}")
 
 
@@ -84,7 +85,7 @@ _M = TypeVar("_M")
 
 
 class _Bounded(io.FileIO):
-    """The file of an archive, of which no more is read than there is room for, whatever its headers say."""
+    """An archive file that limits the bytes read, whatever its headers say."""
 
     room = _MOST_HEADERS
 
@@ -92,7 +93,7 @@ class _Bounded(io.FileIO):
         """See `io.FileIO`.
 
         Raises:
-            ValueError: there is no room.
+            ValueError: the read exceeds the limit.
         """
         if size is None or not 0 <= size <= self.room:
             raise ValueError("its headers are too long")
@@ -101,13 +102,13 @@ class _Bounded(io.FileIO):
 
 
 class _Archive(NamedTuple):
-    """An open archive, and its members by their names."""
+    """An open archive, and its members by name."""
 
     packed: tarfile.TarFile
     members: dict[str, tarfile.TarInfo]
 
     def open(self, name: str, most: int) -> IO[bytes]:
-        """Return a file of at most some bytes; links are followed within the archive."""
+        """Return a file of at most `most` bytes; links are followed within the archive."""
         aim = name
         for _ in range(_MOST_LINKS):
             member = self.members.get(aim)
@@ -121,14 +122,14 @@ class _Archive(NamedTuple):
         raise ValueError(f"it has no file `{name}`")
 
     def read(self, name: str, kind: type[_M]) -> _M:
-        """Return the content of a description."""
+        """Return the parsed content of a JSON file."""
         data = self.open(name, _MOST_JSON).read(_MOST_JSON)
         if _BLOB.fullmatch(name) and hashlib.sha256(data).hexdigest() != name[-64:]:
             raise ValueError(f"`{name}` is not what its name says")
         return TypeAdapter(kind).validate_json(data)
 
     def described(self) -> tuple[str, list[str]]:
-        """Return the names of the configuration and of the layers, lowest first."""
+        """Return the file names of the configuration and of the layers, lowest layer first."""
         if "manifest.json" in self.members:
             image = _only(self.read("manifest.json", list[_Saved]))
             return os.path.normpath(image.config), [os.path.normpath(layer) for layer in image.layers]
@@ -136,11 +137,13 @@ class _Archive(NamedTuple):
         return manifest.config.name, [layer.name for layer in manifest.layers]
 
     def copy(self, name: str, target: IO[bytes]) -> str:
-        """Copy a layer, unpacked where it is compressed by gzip, and return its digest."""
+        """Copy a layer, decompressing gzip, and return its digest."""
         source = self.open(name, MOST_BYTES)
-        first = source.read(2)
+        first = source.read(4)
         source.seek(0)
-        stream = cast("IO[bytes]", gzip.GzipFile(fileobj=source)) if first == b"\x1f\x8b" else source
+        if first == _ZSTD:
+            raise ValueError(f"the layer `{name}` is compressed by zstd: save the image by `podman save`, or with gzip")
+        stream = cast("IO[bytes]", gzip.GzipFile(fileobj=source)) if first[:2] == b"\x1f\x8b" else source
         total, digest = 0, hashlib.sha256()
         while chunk := stream.read(_CHUNK):
             total += len(chunk)
@@ -154,7 +157,7 @@ class _Archive(NamedTuple):
 
 @contextmanager
 def _reading(archive: Path) -> Generator[_Archive]:
-    """Open an archive; any content made to break its reading is one error."""
+    """Open an archive; any failure to read its content becomes a ConfigError."""
     try:
         check_regular(archive)
         with _Bounded(archive) as file, tarfile.open(fileobj=file, mode="r:") as packed:
@@ -171,18 +174,20 @@ def _reading(archive: Path) -> Generator[_Archive]:
 
 
 async def load_archive(store: ImageStore, archive: Path, name: str) -> Image:
-    """Load an image from an archive under a name; a layer that is here already is not unpacked again.
+    """Load an image from an archive under a name; existing layers are not unpacked again.
 
     Raises:
-        ConfigError: it is no archive of one image, does not fit its own digests, leads out, or is too large.
+        ConfigError: the file is no archive of one image, does not match its digests, leads out of its folder, or is too
+            large; or no image can have the name.
     """
+    store.check_name(name)
     with _reading(archive) as opened:
         config_name, layer_names = opened.described()
         config = opened.read(config_name, _Config)
         if config.os != "linux" or config.architecture != _machine():
             system = f"{config.os}/{config.architecture}"
             raise ConfigError(f"`{archive}` is an image for {system}, and this machine is linux/{_machine()}")
-        # A layer's folder is named by its digest, which nothing but the layer decides.
+        # A layer's folder is named by its digest, which depends on the layer alone.
         digests = [digest.partition(":")[2] for digest in config.rootfs.diff_ids]
         if len(digests) != len(layer_names):
             raise ConfigError(f"`{archive}` has {len(layer_names)} layers, and its configuration {len(digests)}")
@@ -190,7 +195,7 @@ async def load_archive(store: ImageStore, archive: Path, name: str) -> Image:
             raise ConfigError(f"`{archive}` has {len(digests)} layers, and a box can have {MOST_LAYERS}")
         image = _image(digests, config.config or _Settings.model_validate({}))
         async with AsyncExitStack() as locks:
-            # No layer is removed before the image has its record.
+            # The locks prevent the removal of layers before the image is recorded.
             for lock in sorted({*digests, image.digest}):
                 await locks.enter_async_context(store.alone(lock))
             for layer_name, digest in zip(layer_names, digests, strict=True):
@@ -207,7 +212,7 @@ def _image(digests: list[str], settings: _Settings) -> Image:
 
 
 async def _load_layer(store: ImageStore, archive: _Archive, name: str, digest: str) -> None:
-    """Unpack a layer once its bytes are what its digest says. The caller is alone."""
+    """Unpack a layer after checking its digest. The caller holds the layer's lock."""
     if (store.boxes.folder / "layers" / digest).exists():
         return
     with tempfile.TemporaryFile(dir=store.boxes.folder) as copy:
@@ -235,10 +240,10 @@ def _only(images: list[_M]) -> _M:
 
 
 async def save_archive(store: ImageStore, image: Image, archive: Path) -> int:
-    """Write an image as an archive of OCI, which nodes load that have neither its Dockerfile's base nor a network.
+    """Write an image as an OCI archive, to be loaded on nodes without its base image and without a network.
 
     Returns:
-        The bytes of the archive.
+        The size of the archive in bytes.
 
     Raises:
         BoxError: a layer cannot be read, or the disk is full.
@@ -286,5 +291,5 @@ def _add(packed: tarfile.TarFile, name: str, value: object) -> None:
 
 
 def _machine() -> str:
-    """Return this machine's architecture as images name it."""
+    """Return this machine's architecture by its name in images."""
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")

@@ -1,4 +1,4 @@
-"""Building of images: the steps of a Dockerfile in one box, whose files become a layer over those of its base."""
+"""Building of images: a Dockerfile's steps run in one box, whose files become a layer over the base image."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import fnmatch
 import os
 import tarfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-from recipes.agent.boxes.box import BoxEnded, BoxError, LiveBox
+from recipes.agent.boxes.box import PATH, BoxEnded, BoxError, LiveBox
 from recipes.agent.boxes.boxes import MIB, BoxLimits
 from recipes.agent.images.archives import load_archive
 from recipes.agent.images.dockerfile import Instruction, assignments, expand, read_dockerfile, refuse
@@ -26,20 +26,20 @@ _LAST_LINES: Final = 5
 
 
 def archive_of(environment: Path) -> Path:
-    """Return where the archive of a task's image is, if there is one: beside the tasks, by the digest of its files."""
+    """Return the path of an archive of a task's image: beside the tasks, named by the digest of its files."""
     return environment.parent.parent / "images" / f"{folder_digest(environment)}.tar"
 
 
 async def image_of(store: ImageStore, environment: Path, named: str | None, *, seconds: float) -> Image:
-    """Return the image of a task, loaded or built if it is not on this node; it is kept while this process lives.
+    """Return a task's image, loaded or built if this node lacks it; it is kept while this process lives.
 
     Args:
-        environment: the folder with the Dockerfile. An archive beside the tasks comes before it (`archive_of`).
-        named: the image that the task names; a Dockerfile comes before it.
-        seconds: the limit of one step.
+        environment: the folder with the Dockerfile. An archive beside the tasks takes precedence (`archive_of`).
+        named: the image that the task names; a Dockerfile takes precedence.
+        seconds: the time limit of one step.
 
     Raises:
-        ConfigError: it cannot be built here, or is not on this node.
+        ConfigError: the image cannot be built here, or is not on this node.
     """
     path = environment / DOCKERFILE
     if not path.is_file():
@@ -58,7 +58,7 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
     defaults: dict[str, str] = {}
     for step in steps[:start]:
         _declare(step, defaults, {})
-    base = await store.base(expand(steps[start].text.split()[0], defaults))
+    base = await store.base(steps[start].words(defaults)[0])
     digest = folder_digest(environment, base.digest)
     async with store.alone(digest):
         image = store.find(digest)
@@ -69,7 +69,7 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
 
 
 def _declare(step: Instruction, arguments: dict[str, str], defaults: Mapping[str, str]) -> None:
-    """Set arguments of an `ARG`: those without a value get that of the `ARG` before `FROM`, or keep theirs."""
+    """Set the arguments of an `ARG`: without a value, one gets that of the `ARG` before `FROM`, or keeps its own."""
     for name, value in assignments(step, arguments).items():
         known = defaults.get(name) if value is None else value
         if known is not None:
@@ -77,7 +77,7 @@ def _declare(step: Instruction, arguments: dict[str, str], defaults: Mapping[str
 
 
 class _Builder:
-    """Does the steps of one Dockerfile."""
+    """Runs the steps of one Dockerfile."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Builder:
         self._shell = ["/bin/sh", "-c"]
 
     async def build(self, steps: list[Instruction]) -> Image:
-        """Return the image; its record is not written yet."""
+        """Build and return the image, without writing its record."""
         boxes, layers = self._store.boxes, self._store.layers(self._base)
         mib = min(_MEMORY_MIB, boxes.admission.memory)
         limits = BoxLimits(memory=mib * MIB, processes=4096, files=_MOST_FILES)
@@ -112,7 +112,7 @@ class _Builder:
         return Image(digest=self._digest, layers=layers_now, env=self._env, workdir=self._workdir, user=self._user)
 
     async def _do(self, box: LiveBox, step: Instruction) -> None:
-        variables = {**self._arguments, **self._env}
+        variables = {"PATH": PATH, **self._arguments, **self._env}
         match step.word:
             case "RUN":
                 await self._run(box, step)
@@ -164,31 +164,38 @@ class _Builder:
                 if path.is_dir():
                     members += [(str(inner.relative_to(path)), inner) for inner in self._below(path)]
                 elif step.word == "ADD" and tarfile.is_tarfile(path):
+                    for flag in step.flags:
+                        refuse(self._environment / DOCKERFILE, step.line, f"`ADD --{flag}` of an archive")
                     with path.open("rb") as archive:
                         await box.put(archive, target)
                 elif folder or len(paths) > 1 or await self._is_folder(box, target):
                     members.append((path.name, path))
                 else:
-                    await self._put(box, step, [(os.path.basename(target), path)], os.path.dirname(target), target)
+                    await self._put(box, step, [(os.path.basename(target), path)], os.path.dirname(target), [target])
         if members:
-            await self._put(box, step, members, target, target)
+            tops = sorted({os.path.join(target, name.partition("/")[0]) for name, _ in members})
+            # What was in the folder before keeps its owner.
+            was_there = "chown" in step.flags and await self._is_folder(box, target)
+            await self._put(box, step, members, target, tops if was_there else [target])
 
     async def _is_folder(self, box: LiveBox, path: str) -> bool:
         return path in ("/", self._workdir) or (await box.run(["test", "-d", path], cwd="/", timeout=60)).status == 0
 
     async def _put(
-        self, box: LiveBox, step: Instruction, members: list[tuple[str, Path]], folder: str, owned: str
+        self, box: LiveBox, step: Instruction, members: list[tuple[str, Path]], folder: str, owned: list[str]
     ) -> None:
         mode = step.flags.get("chmod")
         await box.put_files(members, folder, None if mode is None else int(mode, 8))
         if owner := step.flags.get("chown"):
             owner = expand(owner, {**self._arguments, **self._env})
-            done = await box.run(["chown", "-R", owner, owned], cwd="/", timeout=60)
+            # Without a group, a name has that of its login, and a number the same one, as in Docker.
+            owner = owner if ":" in owner else f"{owner}:{owner if owner.isdigit() else ''}"
+            done = await box.run(["chown", "-hR", owner, *owned], cwd="/", timeout=60)
             if done.status != 0:
                 raise self._failed(step, done.errors.decode(errors="replace").strip())
 
     def _matching(self, source: str, step: Instruction) -> Iterator[Path]:
-        """Yield the files that a source names; none outside of the folder."""
+        """Yield the files that a source names, all within the folder."""
         pattern = os.path.normpath(source.lstrip("/"))
         paths = sorted(self._root.glob(pattern)) if any(sign in pattern for sign in "*?[") else [self._root / pattern]
         paths = [path for path in paths if path.exists() and not self._is_ignored(path)]
@@ -202,14 +209,21 @@ class _Builder:
         return (path for path in sorted(folder.rglob("*")) if not self._is_ignored(path))
 
     def _is_ignored(self, path: Path) -> bool:
-        inner = path.relative_to(self._root)
-        return any(
-            fnmatch.fnmatchcase(str(name), pattern) for name in (inner, *inner.parents) for pattern in self._ignored
-        )
+        inner = path.relative_to(self._root).parts
+        return any(_is_below(inner, pattern) for pattern in self._ignored)
 
 
-def _ignored(path: Path) -> list[str]:
-    """Return the patterns of a `.dockerignore`."""
+def _is_below(names: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Return whether a path, by its names, is or is below one that a pattern matches; only `**` matches several."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_is_below(names[start:], pattern[1:]) for start in range(len(names) + (len(pattern) > 1)))
+    return bool(names) and fnmatch.fnmatchcase(names[0], pattern[0]) and _is_below(names[1:], pattern[1:])
+
+
+def _ignored(path: Path) -> list[tuple[str, ...]]:
+    """Return the patterns of a `.dockerignore`, by their names."""
     try:
         lines = [line.strip().strip("/") for line in read_text(path).splitlines()]
     except FileNotFoundError:
@@ -218,4 +232,5 @@ def _ignored(path: Path) -> list[str]:
         raise ConfigError(f"`{path}` {read_fault(error)}") from None
     if any(line.startswith("!") for line in lines):
         raise ConfigError(f"`{path}`: exceptions (`!`) are not known here")
-    return [line for line in lines if line and not line.startswith("#")]
+    patterns = (PurePosixPath(line).parts for line in lines if not line.startswith("#"))
+    return [pattern for pattern in patterns if pattern]

@@ -1,4 +1,4 @@
-"""Dockerfiles: what of them can be built in a box, which has no network, and what is refused by its line."""
+"""Reading of Dockerfiles; what a box without a network cannot build is rejected with its line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final, NamedTuple, NoReturn, cast
 from rlinf_core import ConfigError
 
 BUILT: Final = ("FROM", "RUN", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER", "SHELL")
-# Values take the place of variables in them; a shell does so in RUN.
+# Variables are replaced in these; in RUN, the shell does it.
 EXPANDED: Final = ("FROM", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER")
-# They say how a container is started, which a box is not by its image.
+# These set how a container starts, which boxes ignore.
 WITHOUT_EFFECT: Final = (
     *("CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"),
 )
@@ -37,10 +37,10 @@ class Instruction(NamedTuple):
     """An instruction of a Dockerfile.
 
     Attributes:
-        word: its first word, in capitals.
-        text: what follows, without flags.
-        flags: its flags.
-        line: the line on which it begins.
+        word: the first word, in capitals.
+        text: the rest, without flags.
+        flags: the values of the flags.
+        line: the number of its first line.
     """
 
     word: str
@@ -49,17 +49,17 @@ class Instruction(NamedTuple):
     line: int
 
     def words(self, variables: Mapping[str, str]) -> list[str]:
-        """Return the words in the form of JSON, or those between blanks, with the values of variables.
+        """Return the words of the JSON form, or those separated by blanks, with variables replaced.
 
         Raises:
-            ValueError: a quotation has no end, or a variable is written in a way that is not known.
+            ValueError: a quotation has no end, or a variable is in an unknown form.
         """
         listed = self.listed
         return _split(self.text, variables) if listed is None else [expand(word, variables) for word in listed]
 
     @property
     def listed(self) -> list[str] | None:
-        """The words where they are written as JSON."""
+        """The words of the JSON form; None: another form."""
         if not self.text.startswith("["):
             return None
         try:
@@ -75,14 +75,14 @@ def read_dockerfile(path: Path) -> list[Instruction]:
     """Return the instructions of a Dockerfile that can be built here.
 
     Raises:
-        ConfigError: it cannot be read, or has an instruction that is not built here.
+        ConfigError: the file cannot be read, or has an unsupported instruction.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"`{path}` cannot be read", why=str(error)) from None
     steps: list[Instruction] = []
-    lines = text.splitlines()
+    lines = text.split("\n")
     number = 0
     while number < len(lines):
         first, words = number + 1, lines[number].strip()
@@ -92,10 +92,11 @@ def read_dockerfile(path: Path) -> list[Instruction]:
         if not words or words.startswith("#"):
             continue
         while words.endswith("\\") and number < len(lines):
-            following = lines[number].strip()
+            following = lines[number].rstrip()
             number += 1
-            if not following.startswith("#"):
-                words = f"{words[:-1]}{following}" if following else words
+            # The blanks before a line's words part them from the line before.
+            if following and not following.lstrip().startswith("#"):
+                words = f"{words[:-1]}{following}"
         steps.append(_step(path, first, words))
     froms = [step for step in steps if step.word == "FROM"]
     if not froms or next(step.word for step in steps if step.word != "ARG") != "FROM":
@@ -106,10 +107,12 @@ def read_dockerfile(path: Path) -> list[Instruction]:
 
 
 def _step(path: Path, line: int, words: str) -> Instruction:
-    word, _, rest = words.partition(" ")
-    word, rest = word.upper(), rest.strip()
+    word, rest = (*words.split(None, 1), "")[:2]
+    word = word.upper()
     if word not in (*BUILT, *WITHOUT_EFFECT):
         refuse(path, line, f"`{word}`")
+    if word in BUILT and not rest:
+        refuse(path, line, f"`{word}` without arguments")
     flags: dict[str, str] = {}
     if word in ("RUN", "COPY", "ADD", "FROM"):
         while match := _FLAG.match(rest):
@@ -135,21 +138,21 @@ def _step(path: Path, line: int, words: str) -> Instruction:
 
 
 def refuse(path: Path, line: int, what: str) -> NoReturn:
-    """Raise the error of a Dockerfile that is not built here."""
+    """Raise the error for an unsupported part of a Dockerfile."""
     raise ConfigError(f"{path}:{line}: {what} is not built here", help=_ELSEWHERE)
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return a text without quotes, and with the values of `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME:+value}`.
+    """Return a text without quotes, with `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+value}` replaced.
 
     Raises:
-        ValueError: a quotation has no end, or a variable is written in another way.
+        ValueError: a quotation has no end, or a variable is in another form.
     """
     return "".join(_value(match, variables) for match in _pieces(text))
 
 
 def _split(text: str, variables: Mapping[str, str]) -> list[str]:
-    """Return the words of a text: values with blanks are no more words than they were."""
+    """Return the words of a text; a variable's value is not split at blanks."""
     words: list[str] = []
     begun = False
     for match in _pieces(text):
@@ -192,13 +195,13 @@ def _variable(text: str, variables: Mapping[str, str]) -> str:
 
 
 def assignments(step: Instruction, variables: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables that an `ENV` or `ARG` sets; None: that of an `ARG` without a value.
+    """Return the variables that an `ENV` or `ARG` sets; None: an `ARG` without a value.
 
     Raises:
         ValueError: see `expand`.
     """
-    name, _, rest = step.text.partition(" ")
+    name, rest = (*step.text.split(None, 1), "")[:2]
     if step.word == "ENV" and "=" not in name:
-        return {name: expand(rest.strip(), variables)}
+        return {name: expand(rest, variables)}
     pairs = (word.partition("=") for word in step.words(variables))
     return {name: value if sign else None for name, sign, value in pairs}

@@ -1,4 +1,4 @@
-"""A layer of this machine's own programs: what examples and tests run in where no image can be had."""
+"""A layer of this machine's own programs, for examples and tests where no image is available."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO, Final
 
 from rlinf_core import ConfigError
 
-# As `FROM` of a Dockerfile names it.
+# The name of the layer's image in a Dockerfile's `FROM`.
 HOST: Final = "rlinf/host"
 _NEEDED: Final = ("bash", "cat")
 _PROGRAMS: Final = (
@@ -33,16 +33,16 @@ _LEFT_OUT: Final = frozenset(
         *("lib2to3", "pydoc_data", "distutils", "curses", "dbm", "sqlite3", "wsgiref", "xmlrpc", "venv"),
     )
 )
-# Without them there is no UTF-8, and no program for terminals.
+# Needed for UTF-8 and for terminal programs.
 _DATA: Final = ("/usr/lib/locale/C.utf8", "/lib/terminfo")
 _FOLDERS: Final = ("app", "dev", "etc", "proc", "root", "tmp", "usr/bin", "usr/lib", "var/tmp")
 
 
 def write_host_layer(target: IO[bytes]) -> None:
-    """Write a tar archive with this machine's shell, basic programs and Python, and the libraries that they need.
+    """Write a tar archive of this machine's shell, basic programs and Python, and the libraries that they need.
 
     Raises:
-        ConfigError: it has no `bash`, or no `ldd`.
+        ConfigError: the machine has no `bash`, `cat` or `ldd`.
     """
     programs = {name: path for name in _PROGRAMS if (path := shutil.which(name)) is not None}
     missing = [name for name in (*_NEEDED, "ldd") if name not in programs and shutil.which(name) is None]
@@ -74,7 +74,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _modules(library: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the standard library, by their paths in it."""
+    """Yield the relative and full paths of the standard library's files."""
     for folder, folders, files in os.walk(library):
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("config-"))
         for name in sorted(files):
@@ -106,7 +106,7 @@ def _add_file(archive: tarfile.TarFile, name: str, path: Path) -> None:
 
 
 def host_fingerprint() -> str:
-    """Return a digest that changes when one of the programs does."""
+    """Return a digest that changes with each of the programs."""
     digest = hashlib.sha256(f"{sys.version}\0{_DATA}".encode())
     for path in (*(shutil.which(name) for name in _PROGRAMS), os.path.realpath(sys.executable)):
         if path is not None:

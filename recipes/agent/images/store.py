@@ -1,4 +1,4 @@
-"""The images of a node: each is built or loaded once, by its digest, and kept while a run names it."""
+"""The images of a node: each is built or loaded once, by its digest, and kept while a run uses it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from recipes.agent.images.host_layer import HOST, host_fingerprint, write_host_l
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import FileModel, read_fault, read_model
 from rlinf_core.runners.storage.durable import write_whole
+from rlinf_core.suggest import excerpt
 
 _POLL_SECONDS: Final = 0.05
 _DIGEST: Final = 24
 _SCRATCH: Final = "scratch"
 _MODE: Final = 0o600
-# Of an image, unpacked.
+_LONGEST_NAME: Final = 200
+# The limits of an unpacked layer.
 MOST_BYTES: Final = 64 << 30
 MOST_FILES: Final = 4_000_000
 
 
 class Image(FileModel):
-    """An image on this node, as its record has it.
+    """The record of an image on this node.
 
     Attributes:
-        digest: changes with each file that it is made of.
-        layers: names of its layers, uppermost first.
-        env, workdir, user: variables, folder and user of commands.
+        digest: a digest of all that the image is made of.
+        layers: the names of its layers, uppermost first.
+        env, workdir, user: the variables, folder and user of commands.
     """
 
     digest: str
@@ -51,21 +53,21 @@ class Image(FileModel):
 
 
 class ImageStore:
-    """The images of the node that boxes of this process use.
+    """The images of this node, as used by this process's boxes.
 
     Args:
-        boxes: those of this process; images are beside them.
+        boxes: the boxes of this process; images are beside them.
     """
 
     def __init__(self, boxes: BoxHost) -> None:
         self.boxes = boxes
         for name in ("images", "names", "locks"):
             (boxes.folder / name).mkdir(mode=0o700, exist_ok=True)
-        # Locks that this process holds on the images that it uses.
+        # The locks that this process holds on the images it uses.
         self._uses: dict[str, int] = {}
 
     def layers(self, image: Image) -> list[Path]:
-        """Return the folders of an image, uppermost first."""
+        """Return the layer folders of an image, uppermost first."""
         return [self.boxes.folder / "layers" / name for name in image.layers]
 
     def use(self, image: Image) -> Image:
@@ -78,16 +80,16 @@ class ImageStore:
         return image
 
     def close(self) -> None:
-        """Let go of all images."""
+        """Release all images."""
         for descriptor in self._uses.values():
             os.close(descriptor)
         self._uses.clear()
 
     def find(self, digest: str) -> Image | None:
-        """Return an image that is whole; None: it is not here.
+        """Return a complete image; None: this node lacks it.
 
         Raises:
-            ConfigError: its record is damaged.
+            ConfigError: the record is damaged.
         """
         path = self._record(digest)
         try:
@@ -98,8 +100,18 @@ class ImageStore:
             help = f"remove `{path}`: the image is made again"
             raise ConfigError(f"the record `{path}` of an image {read_fault(error)}", help=help) from None
 
+    def check_name(self, name: str) -> None:
+        """Check that an image can be loaded under a name.
+
+        Raises:
+            ConfigError: another image always has the name, or no file can.
+        """
+        if name in (HOST, _SCRATCH, ".", "..") or not 0 < len(quote(name, safe="")) < _LONGEST_NAME:
+            help = "write a name as docker does, such as `python:3.12`"
+            raise ConfigError(f"no image can be loaded as `{excerpt(name)}`", help=help)
+
     def named(self, name: str) -> Image | None:
-        """Return the image of a name; None: there is none."""
+        """Return the image of a name; None: unknown."""
         with contextlib.suppress(FileNotFoundError):
             return self.find((self.boxes.folder / "names" / quote(name, safe="")).read_text(encoding="ascii"))
         return None
@@ -107,17 +119,17 @@ class ImageStore:
     def add(self, image: Image, name: str | None = None) -> Image:
         """Write the record of an image whose layers exist. The caller holds the locks of both."""
         if self.find(image.digest) is None:
-            # Processes that use it hold locks on the file.
+            # An existing file is kept, as processes that use the image hold locks on it.
             write_whole(self._record(image.digest), image.model_dump_json(indent=1), mode=_MODE)
         if name is not None:
             write_whole(self.boxes.folder / "names" / quote(name, safe=""), image.digest, mode=_MODE)
         return image
 
     async def base(self, name: str) -> Image:
-        """Return the image that a Dockerfile begins from, or that a task names, and keep it while this process lives.
+        """Return the image that a Dockerfile or a task names, and keep it while this process lives.
 
         Raises:
-            ConfigError: it is not on this node.
+            ConfigError: the image is not on this node, or no image can have the name.
         """
         if name == _SCRATCH:
             empty = self.boxes.folder / "layers/empty"
@@ -125,6 +137,7 @@ class ImageStore:
             return Image(digest=_SCRATCH, layers=("empty",))
         if name == HOST:
             return await self._host()
+        self.check_name(name)
         named = self.named(name)
         image = None
         if named is not None:
@@ -151,10 +164,10 @@ class ImageStore:
             return self.use(self.add(Image(digest=digest, layers=(digest,), workdir="/app")))
 
     async def unpack(self, archive: int, layer: str) -> int:
-        """Unpack an archive as a layer; one that was begun before is begun again. The caller is alone.
+        """Unpack an archive as a layer, replacing unfinished attempts. The caller holds the layer's lock.
 
         Raises:
-            BoxError: it is no archive, leads out, or is too large.
+            BoxError: the file is no archive, leads out of the folder, or is too large.
         """
         folder = self.boxes.folder / "layers" / layer
         await self._clear(folder)
@@ -169,7 +182,7 @@ class ImageStore:
         return size
 
     async def take(self, kept: Path, layer: str) -> None:
-        """Make a layer of what a box has left. The caller must be the only user."""
+        """Turn the files that a box left into a layer. The caller holds the layer's lock."""
         folder = self.boxes.folder / "layers" / layer
         await self._clear(folder)
         kept.rename(folder)
@@ -180,7 +193,7 @@ class ImageStore:
 
     @asynccontextmanager
     async def alone(self, digest: str) -> AsyncGenerator[None]:
-        """Hold the lock of an image or a layer: of all processes of the node, one makes it."""
+        """Hold the lock of an image or a layer, so that only one process of the node makes it."""
         descriptor = os.open(self.boxes.folder / "locks" / digest, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not _lock(descriptor, fcntl.LOCK_EX):
@@ -190,14 +203,14 @@ class ImageStore:
             os.close(descriptor)
 
     async def prune(self, older_than: float, *, delete: bool) -> list[tuple[str, int]]:
-        """Remove images that no process uses, and layers that no image has.
+        """Remove unused images, and layers without an image.
 
         Args:
-            older_than: seconds since an image was used last.
-            delete: whether they are removed, or only named.
+            older_than: the minimum seconds since the last use.
+            delete: whether to remove them, or only list them.
 
         Returns:
-            Their digests and bytes.
+            The images' digests and sizes in bytes.
         """
         gone: list[tuple[str, int]] = []
         for path in self._records():
@@ -214,7 +227,7 @@ class ImageStore:
         return gone
 
     def _has(self, layer: str) -> bool:
-        """Return whether an image has a layer, now that nobody makes one of it."""
+        """Return whether an image has a layer; the caller holds the layer's lock."""
         images = (self.find(path.stem) for path in self._records())
         return any(image is not None and layer in image.layers for image in images)
 
@@ -226,7 +239,7 @@ class ImageStore:
 
 
 def _is_unused(record: Path, seconds: float) -> bool:
-    """Return whether no process uses an image, and none has for some time."""
+    """Return whether no process uses an image, nor has used it for some time."""
     descriptor = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _lock(descriptor, fcntl.LOCK_EX) and time.time() - os.fstat(descriptor).st_mtime > seconds
@@ -235,14 +248,14 @@ def _is_unused(record: Path, seconds: float) -> bool:
 
 
 def folder_digest(folder: Path, *texts: str, without: str = "") -> str:
-    """Return a digest of the files of a folder: equal files are one image.
+    """Return a digest of the files of a folder, equal for equal files.
 
     Args:
-        texts: texts that count, too.
-        without: name of a file in the folder that does not.
+        texts: further texts in the digest.
+        without: the name of a file to leave out.
 
     Raises:
-        ConfigError: it has something that is neither file, folder nor link.
+        ConfigError: the folder has something other than files, folders and links.
     """
     digest = hashlib.sha256("\0".join(texts).encode())
     for path in sorted(folder.rglob("*")):
@@ -279,14 +292,14 @@ _WEEK = 7 * 86_400.0
 
 
 def collect(older_than: float | None, *, delete: bool) -> Sequence[tuple[str, int]]:
-    """Remove images of boxes that no process uses, those that were used in the last week excepted.
+    """Remove unused images of boxes, except those used in the last week.
 
     Args:
-        older_than: seconds since an image was used last, instead of a week.
-        delete: whether they are removed, or only named.
+        older_than: the minimum seconds since the last use; None: a week.
+        delete: whether to remove them, or only list them.
 
     Returns:
-        What each is, and its bytes.
+        A description of each image, and its bytes.
     """
     folder = DEFAULT_FOLDER.expanduser()
     if not (folder / "images").is_dir():

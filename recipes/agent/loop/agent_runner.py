@@ -1,4 +1,4 @@
-"""The training loop of agents: the language-model loop, with multi-turn agents in place of single answers."""
+"""The training loop of agents: the language-model loop with multi-turn agents instead of single answers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LOGGER = logging.getLogger("rlinf")
 
 
 class AgentSyncRollouts(SyncRollouts):
-    """Synchronous rollouts of agents: all tasks are run together, and engines serve until the last run is over.
+    """Synchronous rollouts of agents: all tasks run together, and engines serve until the last run ends.
 
     Args:
         calls: the calls of the agent processes.
-        rollout: the workers that draw turns.
-        recovery: the recovery of the workers that score.
-        engines: the number of processes that draw turns.
+        rollout: the workers that generate turns.
+        recovery: the recovery of the reward workers.
+        engines: the number of rollout processes.
         channel: the channel to engines and reward workers.
     """
 
@@ -55,11 +55,11 @@ class AgentSyncRollouts(SyncRollouts):
     def _serve(
         self, asked: tuple[Prompt, ...], _wait: Wait
     ) -> tuple[Sequence[GenerationReport], Sequence[list[ScoredGroup]]]:
-        """Have tasks done and scored; return the engines' metrics, and the groups of each reward worker."""
+        """Run and score tasks; return the engines' reports, and each reward worker's groups."""
         serving, lost = self._serving.serve(), self._calls.lost
 
         def check() -> None:
-            # Agents would wait for a failed engine without an end, and scoring for a failed judge.
+            # Agents would wait forever for a failed engine, and scoring for a failed judge.
             self._check_alongside()
             if serving.failed:
                 serving.wait()
@@ -75,12 +75,12 @@ class AgentSyncRollouts(SyncRollouts):
 
 
 class AgentRelaunching(Relaunching):
-    """The relaunch of agent processes, each of which begins the tasks of its predecessor again.
+    """The relaunch of agent processes, each of which restarts its predecessor's tasks.
 
     Args:
-        agents: the group.
+        agents: the worker group.
         record: the record of the run.
-        layout: what they are prepared with.
+        layout: the argument of their `init_worker`.
     """
 
     def __init__(self, agents: WorkerGroup[Any], record: RunRecord, layout: object) -> None:
@@ -97,7 +97,7 @@ class AgentRelaunching(Relaunching):
 
 
 class AgentRunner(ReasoningRunner):
-    """Runs actor, rollout, reward and agent workers until the run is over: act, score, learn."""
+    """Runs the actor, rollout, reward and agent workers: act, score, learn."""
 
     answering: ClassVar[str] = "agent"
 
@@ -115,7 +115,7 @@ class AgentRunner(ReasoningRunner):
         return AgentSyncRollouts(self._calls, rollout, self._recovery, sizes["rollout"], channel)
 
     def _note_set_aside(self, task: Prompt, deaths: Sequence[str]) -> None:
-        """Keep what is known about a task that killed its processes."""
+        """Record a task that killed its processes."""
         self.record.set_aside("task", str(self._suspects.problem_of(task)), task.step, deaths)
 
     def _async_rollouts(self) -> AsyncRollouts:
@@ -133,17 +133,18 @@ class AgentRunner(ReasoningRunner):
         return AsyncRollouts(stages, engines, *self._channels, keeps_unfinished=False)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
-        """See `ReasoningRunner`; with how many agent processes have died, and how many tasks were moved since then.
+        """See `ReasoningRunner`; the metrics include lost agent processes and moved tasks.
 
         Raises:
-            RunError: the agent raised in every run: that has another cause than the model's words.
+            RunError: the agent raised in every run, which the model's output alone does not explain.
         """
         metrics = super().generate_rollouts(step)
         if metrics.get(f"exit/{Exit.ERROR}") == 1.0:
+            key = "agent.environment" if self._cfg.agent.run == "env_agent" else "agent.run"
             raise RunError(
                 f"the agent raised in every run of step {self.next_step if step is None else step}",
                 why="the log has the first of its exceptions",
-                help="mend `agent.run`; where it cannot read what the model says, have it end the run with reward 0",
+                help=f"mend `{key}`; where it cannot read what the model says, have it end the run with reward 0",
             )
         metrics["agent/processes_lost"] = self._calls.lost
         metrics["agent/tasks_moved"] = self._calls.take_moved()
@@ -153,13 +154,13 @@ class AgentRunner(ReasoningRunner):
 
 
 _TOOL_SECONDS: Final = "agent/tool_seconds/"
-# Thresholds of a warning: share of a run's time, and seconds.
+# Thresholds of the warning: the share of a run's time, and seconds.
 _SLOW_SHARE: Final = 0.5
 _SLOW_SECONDS: Final = 0.1
 
 
 class SlowTools:
-    """Warns of tools that take more than half of the time of agent runs.
+    """Warns of tools that take more than half of an agent run's time.
 
     Args:
         emit: receives one line per slow tool.
@@ -170,7 +171,7 @@ class SlowTools:
         self._warned: set[str] = set()
 
     def look(self, metrics: Mapping[str, float]) -> None:
-        """Look at the metrics of a step."""
+        """Check the metrics of a step."""
         whole = metrics.get("agent/seconds", 0.0)
         by_tool = {
             name.removeprefix(_TOOL_SECONDS): value for name, value in metrics.items() if name.startswith(_TOOL_SECONDS)

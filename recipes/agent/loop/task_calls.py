@@ -1,6 +1,6 @@
-"""Calls that run tasks on groups of agent processes.
+"""Calls that run tasks on a group of agent processes.
 
-Tasks of a dead process are begun again by its successor, or by others.
+Tasks of a dead process are restarted by its successor, or by others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlinf_core.runners.recovery import Suspects
 
 
 class TurnGroup(EngineGroup, Protocol):
-    """The workers that draw turns."""
+    """The workers that generate turns."""
 
     def serve(self) -> WorkerGroupHandle[GenerationReport]: ...
     def serve_forever(self) -> Nothing: ...
@@ -37,7 +37,7 @@ class AgentView(Protocol):
 
 
 class AgentGroup(AgentCalls, Protocol):
-    """The workers that run agents, all together and some of them."""
+    """The workers that run agents, called all together or by rank."""
 
     def execute_on(self, *ranks: int) -> AgentView: ...
 
@@ -56,11 +56,11 @@ class _Call(NamedTuple):
     """A call that has not returned.
 
     Attributes:
-        ranks: the ranks that it was made on.
-        tasks: the tasks that it is for; none where it only asks whether a process lives.
-        handle: the call.
-        lives: how often each of the ranks had been started again by then.
-        alone: whether no other task may be given to its process.
+        ranks: the called ranks.
+        tasks: its tasks; none if it only checks that a process is alive.
+        handle: the handle of the call.
+        lives: the number of restarts of each rank at the time of the call.
+        alone: whether its process may get no other task.
     """
 
     ranks: tuple[int, ...]
@@ -73,20 +73,20 @@ class _Call(NamedTuple):
 class TaskCalls:
     """Runs tasks on agent processes.
 
-    Those of a process that dies are begun again: by a new one in its place, or by the others. A task that was there
-    when processes died is run alone then, so that it is known which task kills them. One that does it once more is
-    quarantined: it is no longer run, and its answers count as failed.
+    Tasks of a dead process are restarted by its successor, or by the other processes. A task that repeatedly had its
+    process die is then run alone, to find out which task kills processes. If it does so again, it is quarantined: it is
+    no longer run, and its answers count as failed.
 
     Args:
-        agents: the group.
+        agents: the worker group.
         processes: the number of agent processes.
         relaunch: restarts the processes whose deaths an error reports; returns False where that is impossible.
-        note: receives each task that is set aside, and how its processes died.
+        note: receives each quarantined task, and how its processes died.
 
     Attributes:
-        lost: processes that have died.
-        moved: tasks that were given to another process, since `take_moved`.
-        set_aside: tasks so far.
+        lost: the number of processes that have died.
+        moved: the number of tasks reassigned since `take_moved`.
+        set_aside: the number of quarantined tasks.
     """
 
     def __init__(
@@ -101,18 +101,18 @@ class TaskCalls:
         self._note = note
         self._alive = list(range(processes))
         self._calls: list[_Call] = []
-        # How the processes of each task died, by slot; and tasks that wait to be run alone.
+        # How the processes of each task died, by slot; and the tasks waiting to run alone.
         self._deaths: Suspects[Prompt] = Suspects()
         self._suspects: deque[Prompt] = deque()
-        # Tasks of the dead that wait for a process that runs no suspect.
+        # Tasks of dead processes, waiting for a process that runs no suspect.
         self._orphans: list[Prompt] = []
         self._lives = [0] * processes
-        # A process that has just answered a call for nothing.
+        # A process that has just answered an empty call.
         self._answering: int | None = None
         self.lost = self.moved = self.set_aside = 0
 
     def begin(self, tasks: Sequence[Prompt]) -> None:
-        """Have tasks done, by the processes that they name as far as these live."""
+        """Start tasks on the processes that they name, or on others if those are dead."""
         self._deaths = Suspects()
         self._suspects.clear()
         self._orphans.clear()
@@ -198,7 +198,7 @@ class TaskCalls:
         """Count a death for a task; return whether it waits to run alone, or to be reported as failed."""
         name = str(task.slot)
         if name in self._deaths.due():
-            # It was alone.
+            # The task was running alone.
             task = task._replace(set_aside=True)
             self.set_aside += 1
             self._note(task, self._deaths.killed(name, reason))
@@ -211,7 +211,7 @@ class TaskCalls:
 
 
 def _dealt(tasks: Sequence[Prompt], takers: Sequence[int]) -> tuple[Prompt, ...]:
-    """Return tasks with those distributed over `takers` that name none of them."""
+    """Return tasks, reassigned to `takers` where they name none of them."""
     ranks = set(takers)
     return tuple(
         task if task.worker in ranks else task._replace(worker=takers[task.slot % len(takers)]) for task in tasks
@@ -219,5 +219,5 @@ def _dealt(tasks: Sequence[Prompt], takers: Sequence[int]) -> tuple[Prompt, ...]
 
 
 def _died(failure: Exception, address: str) -> bool:
-    """Return whether a failure is the death of the worker itself, rather than of one that it depends on."""
+    """Return whether a failure is the death of the worker itself rather than of a worker it depends on."""
     return isinstance(failure, WorkerDiedError) and failure.address == address

@@ -1,1 +1,1 @@
-"""Tasks of agents, the tools for them, and examples to start from."""
+"""Tasks of agents, their tools, and warm-start examples."""

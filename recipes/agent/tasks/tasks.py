@@ -1,4 +1,4 @@
-"""Generated tasks with their first messages, the corpus of the lookup tasks, and the tools that `agent.tools` names."""
+"""Generated tasks, the corpus of lookup tasks, first messages, and the tools that `agent.tools` names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlinf_core.registry import import_target
 
 T = TypeVar("T")
 
-# Persons, and the towns and rivers that they are led to.
+# The number of persons, and of towns and rivers.
 _PERSONS: Final = 400
 _PLACES: Final = 80
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
@@ -50,7 +50,7 @@ class Episodes:
 
 
 def load_tasks(data: AgentDataConfig, *, evaluation: bool) -> ProblemSet:
-    """Return the tasks of training or of evaluation.
+    """Return the training or evaluation tasks.
 
     Raises:
         ConfigError: see `load_problems`.
@@ -65,11 +65,11 @@ def load_tasks(data: AgentDataConfig, *, evaluation: bool) -> ProblemSet:
 
 
 def calculations(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
-    """Return products of two two-digit numbers, written `12*34=`; those of evaluation are held out from training.
+    """Return products of two two-digit numbers, such as `12*34=`; evaluation tasks are held out from training.
 
     Args:
         evaluation: whether those of evaluation are asked for.
-        size: the number of tasks, at most half of all.
+        size: the number of evaluation tasks, at most half of all.
         seed: the seed of the split.
     """
     pairs = list(itertools.product(range(10, 100), repeat=2))
@@ -86,9 +86,9 @@ def calculations(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
 
 
 def lookups(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
-    """Return questions for the river at the home of a person, written `river home kobu?`, which take two look-ups.
+    """Return questions for the river at a person's home, such as `river home kobu?`, which need two lookups.
 
-    Persons of evaluation are not trained on. Arguments as for `calculations`.
+    Evaluation persons are held out from training. Arguments as for `calculations`.
     """
     homes, rivers = _facts(seed)
     return [
@@ -103,14 +103,14 @@ def lookups(*, evaluation: bool, size: int, seed: int) -> list[Problem]:
 
 
 def lookup_corpus(seed: int) -> list[str]:
-    """Return the documents in which the answers of `lookups` are found, one fact each."""
+    """Return the documents with the answers of `lookups`, one fact each."""
     homes, rivers = _facts(seed)
     documents = [f"home {person} {town}" for person, town in homes.items()]
     return documents + [f"river {town} {river}" for town, river in rivers.items()]
 
 
 def _facts(seed: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the home of each person, and the river of each town; all names differ."""
+    """Return each person's home town and each town's river; all names differ."""
     names = ["".join(letters) for letters in itertools.product(_CONSONANTS, _VOWELS, _CONSONANTS, _VOWELS)]
     chance = random.Random(f"lookups {seed}")
     chance.shuffle(names)
@@ -129,11 +129,11 @@ def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> t
 
     Args:
         task: the problem.
-        data: says how it is written.
-        instructions: how tools are used; included where the chat template takes a system message.
+        data: the configuration of prompts.
+        instructions: directions for the use of tools; included in the system message of a chat template.
 
     Raises:
-        ConfigError: the problem is messages, and there is no chat template to write them in.
+        ConfigError: the problem consists of messages, and no chat template is used.
     """
     if not data.apply_chat_template:
         require_text(task)
@@ -141,14 +141,16 @@ def first_messages(task: Problem, data: AgentDataConfig, instructions: str) -> t
     written = task.messages or ({"role": "user", "content": task.prompt},)
     messages = [row_message(message) for message in written]
     messages[-1] = messages[-1]._replace(text=data.few_shot + messages[-1].text)
-    system = "\n\n".join(filter(None, (data.system_prompt, instructions)))
-    if system and messages[0].role != "system":
-        messages.insert(0, ChatMessage("system", system))
+    if messages[0].role != "system" and (data.system_prompt or instructions):
+        messages.insert(0, ChatMessage("system", data.system_prompt))
+    if messages[0].role == "system":
+        first = messages[0]
+        messages[0] = first._replace(text="\n\n".join(filter(None, (first.text, instructions))))
     return tuple(messages)
 
 
 def row_message(message: Mapping[str, Any]) -> ChatMessage:
-    """Return a message of a row, as `read_messages` does, as one of a conversation."""
+    """Convert a row's message, as `read_messages` returns it, to one of a conversation."""
     calls: list[Any] = message.get("tool_calls", [])
     return ChatMessage(
         cast("Role", message["role"]),
@@ -168,11 +170,12 @@ def make_tools(config: AgentConfig, search: Tool | None = None, further: Sequenc
 
     Args:
         config: the configuration of the job.
-        search: asks for what is searched; None: the index is made here.
-        further: tools besides those of `agent.tools`.
+        search: the search tool; None: one with an index made here.
+        further: additional tools.
 
     Raises:
-        ConfigError: one cannot be imported, has the name of another, the corpus cannot be read, or there is no sandbox.
+        ConfigError: a tool cannot be imported or called, names repeat, the corpus cannot be read, or there is no
+            sandbox.
     """
     tools = [search if name == "search" and search else _tool(name, config) for name in config.agent.tools]
     tools += further
@@ -191,7 +194,7 @@ def start_servers(config: AgentConfig) -> list[Tool]:
     """
     if not config.agent.mcp:
         return []
-    # For the processes that need it: it imports much.
+    # Imported only where needed, as it imports much.
     from recipes.agent.tools.mcp_servers import McpServers, ServerCommand
 
     commands = {
@@ -202,24 +205,24 @@ def start_servers(config: AgentConfig) -> list[Tool]:
 
 
 def make_search(config: AgentConfig) -> Search:
-    """Return the search, with an index made here.
+    """Return the search tool with a new index.
 
     Raises:
         ConfigError: the corpus cannot be read.
     """
-    path = config.agent.corpus_path
+    path = config.agent.settings.corpus_path
     documents = lookup_corpus(config.data.seed) if path is None else read_corpus(path)
-    return Search(documents, config.agent.search_results)
+    return Search(documents, config.agent.settings.search_results)
 
 
 def _tool(name: str, config: AgentConfig) -> Tool:
     if name == "calculator":
         return Calculator()
     if name == "python":
-        return Python(SandboxLimits(config.agent.tool_timeout, config.agent.python_memory_mib * MIB))
+        return Python(SandboxLimits(config.agent.tool_timeout, config.agent.settings.python_memory_mib * MIB))
     if name == "search":
         return make_search(config)
-    return FunctionTool(cast("Callable[[str], str]", import_target(name, "tool")))
+    return FunctionTool(cast("Callable[[str], Any]", import_target(name, "tool")), name)
 
 
 class Python(Tool):

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """Return conversations on training tasks, `actor.warm_start.steps` batches of them.
+    """Return `actor.warm_start.steps` batches of conversations on training tasks.
 
-    In half of them tools lead to the right answer; in the others one is guessed: the answer to another task. What is
-    learned of how a turn begins is that a tool is called in `tool_share` of all cases.
+    In at least half of them, tools lead to the right answer; in the others the answer is a guess: that of another task.
+    The first turns that are trained on call a tool at the rate `tool_share`.
     """
     data, start = config.data, config.actor.warm_start
     if data.source == EPISODES:
@@ -39,14 +39,14 @@ def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> li
     chance = random.Random(derive_seed(config.actor.seed, Purpose.WEIGHTS))
     count = start.steps * data.rollout_batch_size
     share = start.tool_share
-    # Conversations with tools, and how many of them show how one begins; of those with a guess all do.
+    # The shares of conversations with tools, and of these with a trained beginning, which all guesses have.
     used = max(0.5, share)
     begun = share * (1 - used) / ((1 - share) * used) if share < 1 else 1.0
     shown: list[Answer] = []
     for index in training_order(len(tasks), 0, count, seed=config.actor.seed, shuffle=True):
         task = tasks[index]
         calls: list[tuple[str, str]] = task.row.get("calls", [])
-        # Without the tools that lead to the answer, a guess is all there is.
+        # Without the needed tools, only a guess is possible.
         chosen = used if {name for name, _ in calls} <= set(tools.names) else 0.0
         if not calls:
             shown.append(writer.written(task, [(task.answer, True)]))
@@ -63,7 +63,7 @@ def conversations(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def _episodes(config: AgentConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """Return episodes of valid actions from the environment, at the skill `tool_share`; none if it has no examples."""
+    """Return episodes of the environment's example actions at skill `tool_share`; none if it has no examples."""
     settings, start = config.agent.environment, config.actor.warm_start
     make: Any = environment_maker(settings) if settings.type == "treasure" or ":" in settings.type else None
     if getattr(make, "example", TextEnvironment.example) is TextEnvironment.example:
@@ -82,19 +82,22 @@ async def _played(
     environment: TextEnvironment, seed: int, chance: random.Random, skill: float, most: int
 ) -> tuple[str, list[tuple[str, bool]]]:
     """Return the initial text of an environment and the turns of an episode, as `_used` does."""
-    first, turns = await environment.reset(seed), list[tuple[str, bool]]()
-    for _ in range(most):
-        said = environment.example(chance, skill)
-        step = await environment.step(said)
-        turns.append((said, True))
-        if step.done:
-            break
-        turns.append((step.text, False))
-    return first, turns
+    try:
+        first, turns = await environment.reset(seed), list[tuple[str, bool]]()
+        for _ in range(most):
+            said = environment.example(chance, skill)
+            step = await environment.step(said)
+            turns.append((said, True))
+            if step.done:
+                break
+            turns.append((step.text, False))
+        return first, turns
+    finally:
+        await environment.close()
 
 
 async def _used(tools: Toolbox, calls: Iterable[tuple[str, str]]) -> list[tuple[str, bool]]:
-    """Return turns that call tools and the tools' answers: texts, and whether the model is trained on them."""
+    """Return turns that call tools, and the tools' results: texts, and whether the model is trained on them."""
     turns: list[tuple[str, bool]] = []
     for name, argument in calls:
         turns.append((f"<{name}>{argument}</{name}>", True))

@@ -1,1 +1,1 @@
-"""Tools of agents: calculator, search over a corpus, users' functions."""
+"""Tools of agents: calculator, shell, search over a corpus, MCP servers, users' functions."""

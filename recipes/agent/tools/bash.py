@@ -1,4 +1,4 @@
-"""A tool that runs commands of a shell in the box of a task."""
+"""A tool that runs shell commands in a task's box."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SHOWN: Final = 3500
 
 
 class Bash(Tool):
-    """Runs a command; the result is what it printed, and its exit status if that is not 0.
+    """Runs a command; the result is its output, and its exit status if not 0.
 
     Args:
         box: the box of the run.
-        timeout: seconds for one command.
-        user: a user of the box; "" is root.
+        timeout: the time limit of one command in seconds.
+        user: the user in the box; "": root.
 
     Attributes:
-        seconds: the time of all commands.
+        seconds: the total time of all commands.
     """
 
     name = "bash"
@@ -62,7 +62,7 @@ class Bash(Tool):
 
 
 def _middle_out(text: str) -> str:
-    """Return a text without its middle where it is long: errors are at the end."""
+    """Return a text, without its middle if it is long: errors are often at the end."""
     if len(text) <= _SHOWN:
         return text
     half = _SHOWN // 2

@@ -12,7 +12,7 @@ from recipes.agent.tools.tool import Tool, ToolError
 
 Number = int | float
 
-# Longest expression in characters, and the most bits of a whole number: larger ones only take time.
+# The maximum characters of an expression, and bits of an integer; larger ones only take time.
 _LONGEST: Final = 200
 _MOST_BITS: Final = 1024
 _BINARY: Final[Mapping[type[ast.operator], Callable[[Number, Number], Number]]] = {
@@ -41,7 +41,7 @@ def calculate(expression: str) -> str:
     """Return the value of an arithmetic expression as text; floats with 12 digits.
 
     Raises:
-        ToolError: it is not an arithmetic expression, or has no value, or one that is too large.
+        ToolError: the text is no arithmetic expression, or its value is undefined or too large.
     """
     if len(expression) > _LONGEST:
         raise ToolError(f"the expression is longer than {_LONGEST} characters")
@@ -71,7 +71,7 @@ def _value(node: ast.expr) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    # Before it is computed: a whole number of that size would take the machine's memory.
+    # Checked before computing, as a huge integer would exhaust the machine's memory.
     whole = isinstance(base, int) and isinstance(exponent, int)
     if whole and exponent * (abs(int(base)).bit_length() - 1) > _MOST_BITS:
         raise OverflowError

@@ -1,10 +1,10 @@
-"""Runs a command, and kills it with all its descendants when the requesting process exits.
+"""Runs a command, and kills it with all its descendants when a requesting process exits.
 
     python -I -S guard.py PID COMMAND...
 
-PID is of the process that asks. The command has standard input of this process. What it prints is passed on, up to a
-line of more than `LONGEST_LINE` bytes, which ends it: whoever reads lines holds them whole. Standard library only, and
-Linux: on other systems it only runs the command.
+PID is the requesting process. The command inherits standard input, and its output is passed on; a line of more than
+`LONGEST_LINE` bytes ends the command, as readers hold whole lines in memory. Uses the standard library only. Works on
+Linux; on other systems it only runs the command.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def main(arguments: list[str]) -> int:
     """Run the command, and return its exit status."""
     asked_by, command = int(arguments[0]), arguments[1:]
     signal.signal(signal.SIGTERM, _leave)
-    # Whoever loses its parent below this process becomes a child of it, however it was started.
+    # Orphaned descendants become children of this process, however they were started.
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != asked_by:
-        return 1  # it has gone before it could be watched
+        return 1  # the requesting process exited before it could be watched
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=_dies_with_parent)
     except OSError as error:
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> None:
-    """Write what a process prints, and kill it where nobody reads or a line is too long."""
+    """Pass on a process's output, and kill it if nobody reads or a line is too long."""
     source, length = process.stdout.fileno(), 0  # pyright: ignore[reportOptionalMemberAccess]
     try:
         while part := os.read(source, 1 << 16):
@@ -59,7 +59,7 @@ def _pass_on(process: subprocess.Popen[bytes]) -> None:
             while part:
                 part = part[os.write(1, part) :]
     except OSError:
-        process.kill()  # whoever asked has gone
+        process.kill()  # the requesting process has exited
 
 
 def end_children() -> None:

@@ -1,4 +1,4 @@
-"""Tools of servers that speak the Model Context Protocol (MCP), started by their commands, and their texts."""
+"""Tools of Model Context Protocol (MCP) servers, which are started by their commands."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.process.proc import MARK
 from rlinf_core.process.requirements import install_command, missing_modules
 
-# Some servers are downloaded when they are started first.
+# Some servers are downloaded at their first start.
 _START_SECONDS: Final = 60.0
-# Calls without an answer in a row after which a server is started again.
+# Consecutive unanswered calls after which a server is restarted.
 _MOST_SILENT: Final = 3
-# Pages of a list of tools, and bytes of all.
+# The maximum pages of a list of tools, and their total bytes.
 _MOST_PAGES: Final = 1000
 _LARGEST_LIST: Final = 128 << 20
-# Codes of errors of MCP: the connection is closed; the server took too long, or failed within.
+# Error codes of MCP: a closed connection; a timeout or an internal error of the server.
 _CONNECTION_CLOSED: Final = -32000
 _OF_SERVER: Final = frozenset((-32001, -32603))
-# References within a schema that are followed one after another.
+# The maximum depth of references within a schema.
 _MOST_REFERENCES: Final = 8
 LOGGER = logging.getLogger("rlinf")
 
 
 class ServerCommand(NamedTuple):
-    """A server that is to be started: its command, its variables, and the tools that are offered; None: all."""
+    """A server to start: its command, its variables, and the tools to offer; None: all."""
 
     command: Sequence[str]
     env: Mapping[str, str]
@@ -47,12 +47,12 @@ class ServerCommand(NamedTuple):
 
 
 class McpTool(Tool):
-    """A tool of a server. Its argument is a JSON object, or a text where it takes just one.
+    """A tool of a server. Its argument is a JSON object, or a text if the tool takes a single text.
 
     Args:
         server: the server that offers it.
-        name, description: the name and description, as the server says.
-        schema: the schema of the arguments, a JSON Schema.
+        name, description: the server's name and description of it.
+        schema: the JSON Schema of the arguments.
     """
 
     def __init__(self, server: McpServer, name: str, description: str, schema: Mapping[str, Any]) -> None:
@@ -83,10 +83,10 @@ class McpTool(Tool):
 
 
 class McpServers:
-    """The servers of this process. They end with it, however it ends.
+    """The servers of this process, which end with it however it ends.
 
     Args:
-        commands: the commands, by the names of the servers.
+        commands: the commands by server name.
 
     Raises:
         ConfigError: the package mcp is missing, or a server does not start.
@@ -99,7 +99,7 @@ class McpServers:
         if not any(isinstance(noise_filter, _Noise) for noise_filter in stdio.filters):
             stdio.addFilter(_Noise())
         self._loop = asyncio.new_event_loop()
-        # The servers live as long as the thread that starts them.
+        # The servers end with the thread that starts them.
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlinf-mcp", daemon=True)
         self._thread.start()
         self._servers = [McpServer(name, command, self._loop) for name, command in commands.items()]
@@ -120,12 +120,12 @@ class McpServers:
 
 
 class McpServer:
-    """A server, which is started again when it has died.
+    """A server, which is restarted when it dies.
 
     Args:
-        name: the name that people know it by.
-        command: starts it.
-        loop: the loop in which its connection lives.
+        name: the server's name in the configuration.
+        command: the command that starts it.
+        loop: the event loop of its connection.
     """
 
     def __init__(self, name: str, command: ServerCommand, loop: asyncio.AbstractEventLoop) -> None:
@@ -136,7 +136,7 @@ class McpServer:
         self._broken = asyncio.Event()
         self._client: asyncio.Future[Any] = loop.create_future()
         self._silent = 0
-        # Of the server: a call that breaks one of its tools is answered by no other.
+        # One for all tools of the server, as a call that breaks one tool breaks the others.
         self.health = ToolHealth()
 
     def start(self) -> Future[list[McpTool]]:
@@ -145,16 +145,16 @@ class McpServer:
         return asyncio.run_coroutine_threadsafe(self._start(), self._loop)
 
     def stop(self) -> Future[None]:
-        """End it."""
+        """Stop the server."""
         return asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call one of its tools from any event loop.
+        """Call a tool of the server from any event loop.
 
         Raises:
-            ToolError: the tool says that it failed.
-            CallLost: the server ended, failed within, or gave no valid result.
-            ToolUnavailable: it cannot be started again.
+            ToolError: the tool reports a failure.
+            CallLost: the server exited, failed internally, or returned an invalid result.
+            ToolUnavailable: the server cannot be restarted.
         """
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop))
 
@@ -169,7 +169,7 @@ class McpServer:
         self._task = asyncio.create_task(self._keep())
         try:
             async with asyncio.timeout(_START_SECONDS):
-                listed = await _listed_tools(await asyncio.shield(self._client), self._name)
+                listed = await listed_tools(await asyncio.shield(self._client), self._name)
         except Exception as error:  # noqa: BLE001 - of the server
             await self._stop()
             raise ConfigError(
@@ -192,10 +192,10 @@ class McpServer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep(self) -> None:
-        """Hold a connection, and a new one when it breaks, until it cannot be started again."""
+        """Keep a connection to the server, restarting it when it breaks, until a restart fails."""
         mcp: Any = import_module("mcp")
         arguments = ["-I", "-S", str(Path(guard.__file__)), str(os.getpid()), *self._command.command]
-        # By the mark of the cluster what is left of a worker is found, and ended.
+        # The cluster finds and ends remaining processes of a worker by this mark.
         env = {**self._command.env, **({MARK: os.environ[MARK]} if MARK in os.environ else {})}
         while True:
             try:
@@ -250,11 +250,11 @@ class McpServer:
             self._broken.set()
 
 
-async def _listed_tools(client: Any, server: str) -> list[Any]:
+async def listed_tools(client: Any, server: str) -> list[Any]:
     """Return the tools of all pages of a server's list.
 
     Raises:
-        OverBudgetError: it is too long.
+        OverBudgetError: the list is too long.
     """
     tools: list[Any] = []
     cursor, seen = None, set[str]()
@@ -293,13 +293,13 @@ def first_line(error: BaseException) -> str:
 
 
 def only_text(schema: Mapping[str, Any]) -> str | None:
-    """Return the name of the argument where a tool takes one, a text; None elsewhere."""
+    """Return the name of a tool's only argument if it is a text; otherwise None."""
     properties = _mapping(schema.get("properties"))
     if len(properties) != 1:
         return None
     ((name, property_schema),) = properties.items()
     kinds = _kind(property_schema, schema).split(" | ")
-    # What may be anything may be a text; so may what is left out, as an optional argument of Python is described.
+    # An argument of any type may be a text, and so may one of the type "string or null".
     takes_text = property_schema is True or property_schema == {} or set(kinds) in ({"string"}, {"string", "null"})
     return name if takes_text else None
 
@@ -322,7 +322,7 @@ def result_text(result: Any) -> str:
         result: a `CallToolResult` of the package mcp.
     """
     parts = [_part(part) for part in result.content]
-    # A server need not write again as text what it gives as an object.
+    # A server need not repeat a structured result as text.
     if result.structured_content is not None and not any(part.type == "text" for part in result.content):
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
     return "\n".join(parts)

@@ -18,11 +18,11 @@ NOTHING_FOUND: Final = "nothing found"
 
 
 class Search(Tool):
-    """The documents of a corpus that fit a query best, by BM25.
+    """Search for the best documents of a corpus by BM25.
 
     Args:
         documents: the documents of the corpus.
-        results: documents that are shown.
+        results: the number of documents shown.
     """
 
     name = "search"
@@ -38,10 +38,10 @@ class Search(Tool):
         return self.find(argument)
 
     def find(self, query: str) -> str:
-        """Return the best documents, one a line.
+        """Return the best documents, one per line.
 
         Raises:
-            ToolError: no document has one of the words.
+            ToolError: no document has any of the words.
         """
         hits = self._index.search(query, self._results)
         if not hits:
@@ -50,16 +50,17 @@ class Search(Tool):
 
 
 def read_corpus(path: str) -> list[str]:
-    """Return the documents of a text file: its lines that are not empty.
+    """Return the documents of a text file: its non-empty lines.
 
     Raises:
-        ConfigError: the file cannot be read, or holds none.
+        ConfigError: the file cannot be read, or has no documents.
     """
     try:
         content = read_bounded(path, 1 << 32)
         if (other := wide_encoding(content)) is not None:
             raise BadFileError(path, f"is {other} text, not UTF-8")
-        lines = content.decode("utf-8-sig").splitlines()
+        # Not `splitlines`: a page break or U+2028 is a part of a document.
+        lines = re.split("\r\n?|\n", content.decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"the corpus `{path}` cannot be read", why=why) from None
@@ -70,13 +71,13 @@ def read_corpus(path: str) -> list[str]:
 
 
 _WORD: Final = re.compile(r"\w+")
-# Saturation of repeated words, and weight of a document's length, as is usual.
+# The usual saturation of repeated words and weight of a document's length.
 _K1: Final = 1.5
 _B: Final = 0.75
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text, without case."""
+    """Return the case-folded words of a text."""
     return _WORD.findall(text.casefold())
 
 
@@ -87,7 +88,7 @@ class BM25:
     document frequency of Lucene, ln(1 + (N - n + 0.5) / (n + 0.5)), which is never negative.
 
     Args:
-        documents: texts.
+        documents: the texts to index.
     """
 
     def __init__(self, documents: Sequence[str]) -> None:
@@ -98,7 +99,7 @@ class BM25:
         for number, words_of_document in enumerate(counts):
             for word, count in words_of_document.items():
                 holders[word].append((number, count))
-        # By word: documents with what the word adds to their scores.
+        # The documents of each word, with its contribution to their scores.
         self._weights: dict[str, list[tuple[int, float]]] = {}
         for word, postings in holders.items():
             rarity = math.log(1 + (len(documents) - len(postings) + 0.5) / (len(postings) + 0.5))
@@ -108,7 +109,7 @@ class BM25:
             ]
 
     def search(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return the best documents that share a word with a query, by number with their scores, best first."""
+        """Return the numbers and scores of the best documents that share a word with a query, best first."""
         scores: defaultdict[int, float] = defaultdict(float)
         for word in words(query):
             for number, weight in self._weights.get(word, ()):

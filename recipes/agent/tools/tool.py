@@ -6,10 +6,13 @@ import asyncio
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from numbers import Number
 from types import MappingProxyType
 from typing import Any, Final, cast
+
+from recipes.agent.own_functions import check_call
 
 _ONE_TEXT: Final[Mapping[str, Any]] = MappingProxyType(
     {"type": "object", "properties": {"argument": {"type": "string"}}, "required": ["argument"]}
@@ -25,18 +28,18 @@ class ToolUnavailable(Exception):  # noqa: N818 - says what is the matter, as `T
 
 
 class CallLost(ToolUnavailable):
-    """A call, or an episode, that broke though its server could be reached: what was asked may be the reason."""
+    """A call or an episode that failed on a reachable server, possibly because of what was asked."""
 
 
-# Different calls in a row without an answer after which a tool answers nobody.
+# Different consecutive unanswered calls after which a tool counts as unresponsive.
 _MOST_LOST: Final = 3
 
 
 class ToolHealth:
-    """The ends of a tool's last calls in this process, which say whether it answers anybody.
+    """The results of a tool's last calls in this process, which show whether it responds.
 
     Attributes:
-        has_answered: whether it ever has.
+        has_answered: whether any call was answered.
     """
 
     def __init__(self) -> None:
@@ -44,25 +47,25 @@ class ToolHealth:
         self._lost: set[int] = set()
 
     def note(self, call: str, *, answered: bool) -> None:
-        """Note the end of a call."""
+        """Record the end of a call."""
         self.has_answered |= answered
         self._lost = set() if answered else {*self._lost, hash(call)}
 
     @property
     def answers_nobody(self) -> bool:
-        """Whether several different calls in a row had no answer: one alone may be at fault itself."""
+        """Whether several different calls in a row had no answer; a single call may itself be at fault."""
         return len(self._lost) >= _MOST_LOST
 
 
 class Tool(ABC):
-    """Something that a model may use, by its name, with a text.
+    """A tool that a model may call by name with a text.
 
     Attributes:
-        name: the model calls it by this.
-        description: what it does, in a sentence, for the model.
-        parameters: JSON Schema of its arguments, for models that call functions in their own form.
-        computes: a call does here what its argument says, and nothing else. One that takes too long is the model's
-            fault then; of another one only after a second try, and where the tool answers others.
+        name: the name in the model's calls.
+        description: a sentence for the model about what it does.
+        parameters: the JSON Schema of its arguments, for models that call functions in their own form.
+        computes: whether a call only computes its argument here, so that a timeout is the model's fault. For other
+            tools, it is only after a second try, and if the tool answers other calls.
     """
 
     name: str
@@ -72,14 +75,14 @@ class Tool(ABC):
 
     @cached_property
     def health(self) -> ToolHealth:
-        """Whether it answers anybody."""
+        """The tool's health in this process."""
         return ToolHealth()
 
     def argument(self, values: Mapping[str, Any]) -> str:
         """Return the argument of `call` for a call with named arguments.
 
         Raises:
-            ToolError: they are not those of `parameters`.
+            ToolError: the arguments do not match `parameters`.
         """
         value = values.get("argument")
         if set(values) != {"argument"} or isinstance(value, dict | list | None):
@@ -88,54 +91,73 @@ class Tool(ABC):
 
     @abstractmethod
     async def call(self, argument: str) -> str:
-        """Return what the tool finds.
+        """Return the tool's result.
 
         Raises:
-            ToolError: it cannot work with the argument.
-            ToolUnavailable: it cannot be asked at all.
-            CallLost: it was asked, and there is no answer.
+            ToolError: the argument is invalid.
+            ToolUnavailable: the tool cannot be called at all.
+            CallLost: the tool was called and did not answer.
         """
 
 
 class FunctionTool(Tool):
-    """A user's function as a tool: its name, the first line of its docstring, one text as its argument.
+    """A user's function as a tool, with the first line of its docstring and one text argument.
 
-    One that is not async runs in its own thread. A thread cannot be ended from outside: after a time-out it goes
-    on, unheard, until the function returns or the process ends.
+    A function that is not async runs in its own thread. Threads cannot be ended from outside: after a timeout it
+    continues, and its result is ignored.
+
+    Args:
+        function: the function, which returns a text or a number, or something to await for one.
+        target: the `package.module:name` of the function, whose name the tool has; "": the function's own name.
+
+    Raises:
+        ConfigError: the function cannot be called with one text.
     """
 
-    def __init__(self, function: Callable[[str], str | Awaitable[str]]) -> None:
-        self.name = function.__name__
-        self.description = (inspect.getdoc(function) or "").partition("\n")[0]
-        self._function = function
+    def __init__(self, function: Callable[[str], Any], target: str = "") -> None:
+        self.name = target.rpartition(":")[2] or function.__name__
+        check_call(function, f"tool `{target or self.name}`", "a text", text=True)
+        described = cast("Any", function).func if isinstance(function, partial) else function
+        self.description = (inspect.getdoc(described) or "").partition("\n")[0]
+        self._function: Callable[[str], Any] = function
 
     async def call(self, argument: str) -> str:
-        if inspect.iscoroutinefunction(self._function):
-            return str(await cast("Awaitable[str]", self._function(argument)))
-        return str(await in_thread(cast("Callable[[str], str]", self._function), argument))
+        is_async = inspect.iscoroutinefunction(self._function)
+        result = self._function(argument) if is_async else await in_thread(self._function, argument)
+        # Decorated functions and objects do not show that they are async.
+        result = await result if inspect.isawaitable(result) else result
+        if not isinstance(result, str | Number):
+            raise TypeError(f"{self.name} returned {type(result).__name__}, not a text or a number")
+        return str(result)
 
 
-async def in_thread(function: Callable[[str], str], argument: str) -> str:
-    """Run a function in a daemon thread and return its result; a pool would fill up with hanging functions."""
+async def in_thread(function: Callable[[str], Any], argument: str) -> Any:
+    """Run a function in a daemon thread and return its result; a pool would fill up with hanging functions.
+
+    Raises:
+        RuntimeError: the function raised something that is no `Exception`, such as `SystemExit`.
+    """
     loop = asyncio.get_running_loop()
-    result: asyncio.Future[str] = loop.create_future()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
-    def settle(act: Callable[[Any], None], value: Any) -> None:
-        if not result.done():
-            act(value)
-
-    def tell(act: Callable[[Any], None], value: Any) -> None:
-        # The loop may be closed by now: the caller has continued without the result.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, act, value)
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result((value, error))
 
     def run() -> None:
+        value, raised = None, None
         try:
             value = function(argument)
-        except Exception as error:  # noqa: BLE001 - of the user's function; raised where it was called
-            tell(result.set_exception, error)
-        else:
-            tell(result.set_result, value)
+        except BaseException as error:  # noqa: BLE001 - of the user's function; raised where it was called
+            raised = error
+        # The loop may be closed if the caller has continued without the result.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, value, raised)
 
     threading.Thread(target=run, name="rlinf-tool", daemon=True).start()
-    return await result
+    value, error = await ended
+    if isinstance(error, Exception):
+        raise error
+    if error is not None:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    return value

@@ -13,13 +13,14 @@ from typing import Any, Final, Literal, NamedTuple
 
 from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolUnavailable
 from recipes.language.data.text_tokens import Spoken, mended
+from rlinf_core.failures import text_of
 
-# Maximum length of an observation in characters; longer ones are truncated.
+# The maximum characters of an observation; longer ones are truncated.
 _LONGEST: Final = 4000
 RESULT: Final = "result"
-# What says that nobody is there: it is the argument's fault only where the tool has answered others.
+# Errors of an absent server; they are the argument's fault only if the tool has answered other calls.
 _NOBODY: Final = (ConnectionRefusedError, socket.gaierror)
-# Counts texts with half of a character, which no tokenizer takes.
+# Counts texts with unpaired surrogates, which no tokenizer accepts.
 TEXTS_MENDED: Final = "agent/texts_mended"
 
 
@@ -28,7 +29,7 @@ class ToolCall(NamedTuple):
 
     Attributes:
         name: the name of the tool.
-        argument: the argument, as text; JSON in a call whose arguments have names.
+        argument: the argument as text; JSON if the arguments have names.
     """
 
     name: str
@@ -46,18 +47,18 @@ class Observation(NamedTuple):
 class Toolbox:
     """The tools of one run of an agent.
 
-    A model writes `<name>argument</name>` at the end of a turn, and is answered `<result>text</result>`; or it
-    writes calls in the form that its chat template teaches.
+    A model writes `<name>argument</name>` at the end of a turn, and gets `<result>text</result>`; or it writes calls in
+    the form of its chat template.
 
     Args:
-        tools: the tools, by name.
-        timeout: seconds for one call.
+        tools: the tools, whose names differ.
+        timeout: the time limit of one call in seconds.
         on_call: called with every call and its observation.
-        native: whether calls are in the form of the chat template, where it teaches one.
+        native: whether calls are in the form of the chat template, if it has one.
 
     Attributes:
-        figures: calls, errors and time-outs, and seconds by tool, as metrics by their full names.
-        failure: why a tool could not be asked; "" where all could.
+        figures: the metrics of calls, errors, timeouts and seconds per tool, by full name.
+        failure: why a tool was unavailable; "": none was.
     """
 
     def __init__(
@@ -77,28 +78,28 @@ class Toolbox:
         self.failure = ""
 
     def with_tools(self, tools: Sequence[Tool], timeout: float) -> Toolbox:
-        """Return a toolbox of other tools, whose calls count and are shown as those of this one."""
+        """Return a toolbox of other tools that shares the metrics and samples of this one."""
         other = Toolbox(tools, timeout, self._on_call, native=self._native)
         other.figures = self.figures
         return other
 
     def note(self, call: ToolCall, seen: Observation) -> None:
-        """Show something that was done in a run, and was no call of the model's."""
+        """Show an action in a run that the model did not call."""
         self._on_call(call, seen)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tools."""
+        """The names of the tools."""
         return tuple(self._tools)
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts that end a turn in which a tool is called."""
+        """The texts that end a turn with a call."""
         return tuple(f"</{name}>" for name in self._tools)
 
     @property
     def instructions(self) -> str:
-        """Directions for the use of the tools, for a system message; empty without tools."""
+        """The directions for using the tools, for a system message; empty without tools."""
         if not self._tools:
             return ""
         lines = [f"<{tool.name}>...</{tool.name}> {tool.description}" for tool in self._tools.values()]
@@ -106,7 +107,7 @@ class Toolbox:
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
-        """The tools as chat completions list functions; none where calls are plain."""
+        """The tools as functions of chat completions; none if calls are plain text."""
         described = (
             {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
             for tool in (self._tools.values() if self._native else ())
@@ -114,11 +115,11 @@ class Toolbox:
         return tuple({"type": "function", "function": function} for function in described)
 
     def find_call(self, text: str, *, thinking: bool = False) -> ToolCall | None:
-        """Return the call at the end of a turn; None if there is none, or if it is part of a thought.
+        """Return the call at the end of a turn; None if there is none, or it is part of a thought.
 
         Args:
             text: the text of the turn.
-            thinking: whether it begins within a thought.
+            thinking: whether the turn begins within a thought.
         """
         match = self._call.search(text) if self._tools else None
         if match is None or not Spoken(text, thinking=thinking).has(match.start(), match.end()):
@@ -126,29 +127,28 @@ class Toolbox:
         return ToolCall(match[1], match[2])
 
     def written(self, seen: Observation) -> str:
-        """Return an observation as the model reads it."""
+        """Return an observation in the form for the model."""
         return f"<{RESULT}>{seen.text}</{RESULT}>"
 
     async def call(self, name: str, argument: str | Mapping[str, Any]) -> Observation:
-        """Return the result of a tool. Errors and time-outs also become observations, and are counted.
+        """Return the result of a call. Errors and timeouts also become observations, and are counted.
 
-        A call that gets no answer is made once more. Where that gets none either, it is an observation, too: the
-        argument may be the reason. A tool that answers nobody is unavailable.
+        A call without an answer is retried once. If that has none either, this becomes an observation, as the argument
+        may be the reason. A tool that answers no calls is unavailable.
 
         Args:
             name: the name of the tool.
             argument: a text, or arguments by their names.
 
         Raises:
-            ToolUnavailable: the tool cannot be asked.
+            ToolUnavailable: the tool cannot be called.
         """
         began = time.perf_counter()
         text, failure = await self._outcome(name, argument)
-        whole = mended(text)
-        self.figures[TEXTS_MENDED] += whole != text
-        text = whole
         cut = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-        seen = Observation(cut, failure, time.perf_counter() - began)
+        whole = mended(cut)
+        self.figures[TEXTS_MENDED] += whole != cut
+        seen = Observation(whole, failure, time.perf_counter() - began)
         self.figures["agent/tool_calls"] += 1
         self.figures["agent/tool_errors"] += failure == "error"
         self.figures["agent/tool_timeouts"] += failure == "timeout"
@@ -159,7 +159,7 @@ class Toolbox:
         return seen
 
     def _unavailable(self, name: str, why: str) -> ToolUnavailable:
-        """Return the error of a tool that cannot be asked; the run has failed, whatever the agent makes of it."""
+        """Return the error of an unavailable tool; the run has failed, even if the agent handles the error."""
         self.failure = f"the tool `{name}`: {why}"
         return ToolUnavailable(self.failure)
 
@@ -173,20 +173,20 @@ class Toolbox:
             text = argument if isinstance(argument, str) else tool.argument(argument)
             outcome = await self._called(tool, text)
             if isinstance(outcome, Exception) and not tool.computes:
-                # The argument, or the server? The same once more.
+                # Retry once, as either the argument or the server may be at fault.
                 outcome = await self._called(tool, text)
         except ToolError as error:
             return f"error: {error}", "error"
         except ToolUnavailable as error:
             self.failure = str(error)
             raise
-        except Exception as error:  # noqa: BLE001 - of the user's tool
-            return f"error: {type(error).__name__}: {error}", "error"
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - of the user's tool
+            return f"error: {type(error).__name__}: {text_of(error)}", "error"
         if isinstance(outcome, str):
             return outcome, ""
         tool.health.note(f"{name} {text}", answered=False)
         late = isinstance(outcome, TimeoutError)
-        why = f"no answer within {self._timeout:g} s" if late else f"{type(outcome).__name__}: {outcome}"
+        why = f"no answer within {self._timeout:g} s" if late else f"{type(outcome).__name__}: {text_of(outcome)}"
         why = str(outcome) if isinstance(outcome, CallLost) else why
         nobody = isinstance(outcome, _NOBODY) and not tool.health.has_answered
         if not tool.computes and (nobody or tool.health.answers_nobody):
@@ -194,7 +194,7 @@ class Toolbox:
         return f"error: {why}", "timeout" if late else "error"
 
     async def _called(self, tool: Tool, argument: str) -> str | Exception:
-        """Return the result of a call; or why there is none, which may be the fault of either side."""
+        """Return the result of a call, or an error that may be the fault of either side."""
         try:
             async with asyncio.timeout(self._timeout):
                 text = await tool.call(argument)

@@ -1,1 +1,1 @@
-"""The workers: agents, engines that draw their turns, and the index of `search`."""
+"""The workers: agents, engines that generate their turns, and the index of `search`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import copy
+import inspect
 import time
+from dataclasses import replace
 from typing import Final, cast
 
 from recipes.agent.config.agent_config import AgentConfig
@@ -13,6 +15,7 @@ from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask, st
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
 from recipes.agent.conversation.conversation import no_turn
 from recipes.agent.environments.env_agent import make_env_agent
+from recipes.agent.own_functions import check_call
 from recipes.agent.tasks.tasks import first_messages, load_tasks, make_tools, start_servers
 from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
@@ -25,25 +28,30 @@ from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.text_tokens import mended
 from recipes.language.loop.generation import orders_key
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
+from recipes.language.rewards.functions import finite
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import WorkerGroup
 from rlinf_core.errors import RuntimeFailure
+from rlinf_core.failures import text_of
 from rlinf_core.process import pacing
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import Difference
+from rlinf_core.suggest import clipped
 
-# Failures of agents that are logged; all are counted.
+# The maximum logged failures of agents; all are counted.
 _MOST_WARNINGS = 3
-# Ends after which a run starts once more: of the engine, of an unavailable tool, and of the agent's code.
+# Failures after which a run is retried: of the engine, of an unavailable tool, and of the agent's code.
 _RETRIED: Final = (Cause.ENGINE, Cause.TOOL, Cause.ERROR)
-# A limit that ends a run is the end of what it may use, and not a failure.
+# Limits that end a run without being failures.
 _LIMITS: Final = (Exit.TURNS, Exit.TOKENS)
+# The seconds in which an agent may end once it is cancelled.
+_END_SECONDS: Final = 5.0
 
 
 class AgentWorker(ComparingWorker):
     """Runs agents on tasks concurrently, several times per task, and sends the results to the reward workers.
 
-    The process imports no torch: engines draw, and write texts as tokens.
+    The process does not import torch: engines generate and tokenize.
     """
 
     config_section = "agent"
@@ -60,7 +68,7 @@ class AgentWorker(ComparingWorker):
         """Load tasks, tools and the agent.
 
         Raises:
-            ConfigError: one of them cannot be loaded.
+            ConfigError: something cannot be loaded.
         """
         config = self._config
         self._layout = layout
@@ -71,7 +79,7 @@ class AgentWorker(ComparingWorker):
         self._channel = self.connect_channel(layout.answers)
         self._outlet = GroupOutlet(self._channel, layout.rewards, keeps=config.runner.max_restarts.max > 0)
         self._client = EngineClient(self._channel, self._rank, layout.rollouts)
-        # Groups that became whole and were not handed on yet.
+        # Completed groups that were not sent yet.
         self._whole: list[AnswerGroup] = []
         if pacing.active is None:
             self._load_agent(config)
@@ -88,11 +96,14 @@ class AgentWorker(ComparingWorker):
         name = config.agent.run
         if name == "env_agent":
             self._agent = make_env_agent(config)
+        elif ":" in name:
+            self._agent = cast("Agent", import_target(name, "agent"))
+            check_call(self._agent, f"agent `{name}`", "the task", "the model", "the tools")
         else:
-            self._agent = cast("Agent", import_target(name, "agent") if ":" in name else getattr(agents, name))
+            self._agent = cast("Agent", getattr(agents, name))
 
     def _index_search(self) -> Tool | None:
-        """Return a search client of the index workers, if there are any."""
+        """Return a search client of the index workers; None if there are none."""
         if not self._config.has_index:
             return None
         group = WorkerGroup.from_group_name(IndexWorker, self._config.index.group_name)
@@ -100,11 +111,11 @@ class AgentWorker(ComparingWorker):
         return IndexSearch(cast("IndexGroup", view), self.log_warning)
 
     def problem_counts(self) -> tuple[int, int]:
-        """Return the number of tasks for training and for evaluation."""
+        """Return the numbers of training and evaluation tasks."""
         return len(self._tasks[True]), len(self._tasks[False])
 
     async def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:
-        """Run the agent on those of the tasks that are this worker's, and return when all runs are over."""
+        """Run the agent on this worker's tasks, and return when all runs are over."""
         began = time.perf_counter()
         mine = [prompt for prompt in prompts if prompt.worker == self._rank]
         self._outlet.begin(prompts)
@@ -114,7 +125,7 @@ class AgentWorker(ComparingWorker):
         return GenerationReport(sum(run.result() for run in drawn), time.perf_counter() - began)
 
     def put_again(self, slots: tuple[int, ...]) -> tuple[int, ...]:
-        """Hand those answers of the present step to the reward workers again that are in these slots.
+        """Resend the current step's groups of these slots to the reward workers.
 
         Returns:
             The slots that this worker has answered.
@@ -122,7 +133,7 @@ class AgentWorker(ComparingWorker):
         return self._outlet.put_again(slots)
 
     async def generate_forever(self) -> None:
-        """Run the agent on tasks as the runner sends them, and return when it has sent None and all runs are over."""
+        """Run the agent on tasks as the runner sends them, until it sends None and all runs are over."""
         self._outlet.streams = True
         self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
         async with self._client.open(), asyncio.TaskGroup() as tasks:
@@ -132,7 +143,7 @@ class AgentWorker(ComparingWorker):
         self._outlet.streams = False
 
     async def _answer(self, prompt: Prompt) -> int:
-        """Run the agent several times on one task, and return how many tokens the model drew."""
+        """Run the agent several times on one task, and return the number of generated tokens."""
         data, tasks, index = self._config.data, self._tasks[prompt.trains], prompt.position
         if prompt.trains:
             (index,) = training_order(len(tasks), index, 1, seed=data.seed, shuffle=data.reshuffles)
@@ -145,15 +156,14 @@ class AgentWorker(ComparingWorker):
         return sum(run.drawn for run in runs)
 
     def _hand_on(self) -> None:
-        """Hand on all groups that became whole together."""
+        """Send all groups that were completed together."""
         groups, self._whole = self._whole, []
         self._outlet.put(groups)
 
     async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> Rollout:
-        """Run the agent once, and once more, from the beginning, where something failed that may not be the policy's
-        fault.
+        """Run the agent once, and again from the beginning after a failure that may not be the policy's fault.
 
-        What fails again and is not costs the run, which is then no sample, and is counted.
+        If such a failure recurs, the run is counted and is no sample.
         """
         run = await self._attempt(prompt, problem, sample, route)
         retries = 0.0
@@ -178,7 +188,8 @@ class AgentWorker(ComparingWorker):
         # With functions, the engine describes them in the chat template's format.
         instructions = "" if tools.functions else tools.instructions
         messages = first_messages(problem, config.data, instructions)
-        task = AgentTask(problem.prompt, messages, problem.answer, problem.row)
+        # Agents may change the row, which other runs and the reward read, too.
+        task = AgentTask(problem.prompt, messages, problem.answer, copy.deepcopy(problem.row))
         async with self._slots:
             began = time.perf_counter()
             outcome, ended, why = await self._outcome(task, model, tools)
@@ -200,7 +211,7 @@ class AgentWorker(ComparingWorker):
             )
         score, reward = None, config.reward
         if ended and ended not in _LIMITS:
-            # What turns were credited with stays: it is the state that was reached.
+            # Rewards credited to turns stay, as they belong to states that were reached.
             failure = ended if isinstance(ended, Cause) else ""
             score = Score(reward.incorrect_reward, f"the agent failed: {why}", outcome.parts, failure)
         elif outcome.reward is not None:
@@ -218,11 +229,11 @@ class AgentWorker(ComparingWorker):
     async def _outcome(
         self, task: AgentTask, model: LanguageModel, tools: Toolbox
     ) -> tuple[AgentOutcome, Exit | Cause | None, str]:
-        """Return the outcome of a run, how it was cut short (None: it was not), and why.
+        """Return the outcome of a run, what ended it early (None: nothing), and why.
 
-        What an agent makes of an engine or a tool that failed is not evidence about the policy. An exception after a
-        limit, such as that of a framework at a status 429, is the end of turns or tokens. One that comes before the
-        model has spoken does not follow from its words.
+        An outcome after a failed engine or tool says nothing about the policy. An exception after a limit, such as a
+        framework's at status 429, counts as that limit. An exception before the model's first turn is not the model's
+        fault.
 
         Raises:
             RuntimeFailure: the engines are gone.
@@ -236,7 +247,7 @@ class AgentWorker(ComparingWorker):
         elif ended is Exit.ERROR and not model.turns:
             ended = Cause.ERROR
         elif ended is None and model.limit:
-            # The agent has made something of it.
+            # The agent handled the limit.
             ended = Exit(model.limit)
         if ended and ended not in _LIMITS:
             self._warn(ended, why)
@@ -252,31 +263,51 @@ class AgentWorker(ComparingWorker):
     async def _played(
         self, task: AgentTask, model: LanguageModel, tools: Toolbox
     ) -> tuple[AgentOutcome, Exit | Cause | None, str]:
-        """Return what the agent itself makes of a run; see `_outcome`."""
-        keeps_time = getattr(self._agent, "keeps_time", False)
-        clock = asyncio.timeout(None if keeps_time else self._config.agent.timeout)
+        """Return the agent's own outcome of a run, with an end at the time limit; see `_outcome`."""
+        seconds = None if getattr(self._agent, "keeps_time", False) else self._config.agent.timeout
+        playing = asyncio.ensure_future(self._play(task, model, tools))
         try:
-            async with clock:
-                return _checked(await self._agent(task, model, tools)), None, ""
+            in_time, _ = await asyncio.wait({playing}, timeout=seconds)
+        finally:
+            # An agent may clean up and return what it has, or ignore that it is cancelled.
+            playing.cancel()
+            await asyncio.wait({playing}, timeout=_END_SECONDS)
+        if in_time:
+            return playing.result()
+        why = f"not finished within {seconds:g} s"
+        if playing.done() and not playing.cancelled():
+            outcome, ended, _ = playing.result()
+            return (outcome, None, "") if ended is None else (AgentOutcome(), Exit.TIME_LIMIT, why)
+        ignores = "" if playing.done() else ", and it goes on although it was cancelled"
+        return AgentOutcome(), Exit.TIME_LIMIT, why + ignores
+
+    async def _play(
+        self, task: AgentTask, model: LanguageModel, tools: Toolbox
+    ) -> tuple[AgentOutcome, Exit | Cause | None, str]:
+        """Return the outcome of a run without a time limit; see `_outcome`."""
+        try:
+            playing: object = self._agent(task, model, tools)
+            if not inspect.isawaitable(playing):
+                raise TypeError(f"the agent returned {type(playing).__name__} at once: write it with `async def`")
+            return _checked(await playing), None, ""
         except LimitReached as limit:
             return AgentOutcome(), Exit(limit.limit), ""
-        except RuntimeFailure:
+        except (RuntimeFailure, KeyboardInterrupt, GeneratorExit):
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except BaseException as error:
+            # Of the user's agent, such as SystemExit.
             running = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and running is not None and running.cancelling():
                 raise
-            if clock.expired():
-                return AgentOutcome(), Exit.TIME_LIMIT, f"not finished within {self._config.agent.timeout:g} s"
             is_away = isinstance(error, ToolUnavailable) and not isinstance(error, CallLost)
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = clipped(f"{type(error).__name__}: {text_of(error)}").partition("\n")[0]
             return AgentOutcome(), Cause.TOOL if is_away else Exit.ERROR, reason
 
     def _settings(self, prompt: Prompt, sample: int) -> DrawSettings:
         config = self._config
         return DrawSettings(
             sample=sample,
-            seed=(config.actor.seed << 32) + prompt.step,
+            seed=prompt.seed(config.actor.seed, len(self._tasks[prompt.trains])),
             temperature=prompt.temperature,
             max_turns=config.agent.max_turns,
             max_tokens=config.runner.seq_length,
@@ -289,17 +320,18 @@ class AgentWorker(ComparingWorker):
 
 
 def _checked(outcome: object) -> AgentOutcome:
-    """Return what an agent returned as an outcome.
+    """Convert an agent's return value to an outcome.
 
     Raises:
-        TypeError: it is none.
-        ValueError: a number in it is not finite.
+        TypeError: the value is neither a text nor an outcome, or a value in the outcome has another type.
+        ValueError: a number in the outcome is not finite in float32.
     """
     if isinstance(outcome, str):
         return AgentOutcome(answer=outcome)
     if not isinstance(outcome, AgentOutcome):
         raise TypeError(f"the agent returned {type(outcome).__name__}, not a text or an `AgentOutcome`")
-    for name, value in {"reward": outcome.reward or 0.0, **outcome.parts}.items():
-        if not math.isfinite(value):
-            raise ValueError(f"`{name}` of the agent's outcome is {value}")
-    return outcome
+    answer = cast("object", outcome.answer)
+    if not isinstance(answer, str):
+        raise TypeError(f"`answer` of the agent's outcome is {type(answer).__name__}, not a text")
+    reward = None if outcome.reward is None else finite("reward", outcome.reward)
+    return replace(outcome, reward=reward, parts={name: finite(name, value) for name, value in outcome.parts.items()})

@@ -1,4 +1,4 @@
-"""Client of the engines in an agent process: concurrent turns, with requests batched into messages."""
+"""An agent process's client of the engines, which batches the requests of concurrent turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core import Channel, CommunicationTimeoutError
 
 
 async def next_item(channel: Channel, key: str) -> Any:
-    """Return the next item of a channel, which may be long in coming: tools and trainers take their time."""
+    """Return the next item of a channel, with no time limit, as tools and trainers may be slow."""
     while True:
         with suppress(CommunicationTimeoutError):
             return await channel.get(key=key, async_op=True).async_wait()
@@ -46,7 +46,7 @@ class EngineClient:
         self._channel = channel
         self._rank = rank
         self._load = [0] * engines
-        # None that a process in this place has used before it died: answers to it may be on their way.
+        # Numbers that no dead predecessor of this process used, as answers to it may still arrive.
         self._numbers = itertools.count(time.monotonic_ns())
         self._waiting: dict[int, asyncio.Future[DrawnTurn]] = {}
         self._outgoing: defaultdict[int, list[DrawRequest]] = defaultdict(list)
@@ -54,7 +54,7 @@ class EngineClient:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
-        """Read answers as long as the context lasts."""
+        """Read answers while the context is open."""
         self._reading = asyncio.create_task(self._read())
         try:
             yield
@@ -64,19 +64,19 @@ class EngineClient:
                 await self._reading
 
     def route(self, runs: int) -> EngineRoute:
-        """Return the engine with the fewest runs of this process, counting the new run.
+        """Return the engine with the fewest runs of this process, and count the new runs.
 
         Args:
-            runs: the runs that will ask it.
+            runs: the number of runs that will use it.
         """
-        # Processes begin with different engines.
+        # Processes start with different engines.
         count = len(self._load)
         engine = min(range(count), key=lambda rank: (self._load[rank], (rank - self._rank) % count))
         self._load[engine] += runs
         return EngineRoute(self, engine)
 
     def leave(self, route: EngineRoute) -> None:
-        """Note that a run is over."""
+        """Count the end of a run."""
         self._load[route.engine] -= 1
 
     async def draw(self, engine: int, request: DrawRequest) -> DrawnTurn:
@@ -85,7 +85,7 @@ class EngineClient:
         loop = asyncio.get_running_loop()
         result = self._waiting[number] = loop.create_future()
         if not self._outgoing[engine]:
-            # When every run has continued as far as it can: what they ask for is one message.
+            # Sent after all runs have continued as far as possible, so that their requests share one message.
             loop.call_soon(self._send, engine)
         self._outgoing[engine].append(request._replace(request_id=number, agent=self._rank))
         try:

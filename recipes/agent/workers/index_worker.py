@@ -1,4 +1,4 @@
-"""The workers that hold the index of `search`, once for many agent processes."""
+"""The workers that hold the index of `search` for many agent processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core import RLinfError, Worker
 
 
 class IndexWorker(Worker):
-    """Answers searches of agent processes, many by one call. The process imports no torch."""
+    """Answers searches of agent processes, many per call. The process does not import torch."""
 
     config_section = "index"
 
@@ -24,7 +24,7 @@ class IndexWorker(Worker):
         self._config = config
 
     def init_worker(self, layout: LanguageLayout) -> None:
-        """Read the corpus, and make its index.
+        """Read and index the corpus.
 
         Raises:
             ConfigError: the corpus cannot be read.
@@ -32,7 +32,7 @@ class IndexWorker(Worker):
         self._search = make_search(self._config)
 
     def search(self, queries: Sequence[str]) -> list[str | None]:
-        """Return the results of every query; None if a query has none."""
+        """Return the results of each query; None if there are none."""
         return [self._found(query) for query in queries]
 
     def _found(self, query: str) -> str | None:
@@ -47,7 +47,7 @@ class IndexSearch(Tool):
 
     Args:
         index: the worker.
-        warn: called once when the worker no longer answers.
+        warn: called once if the worker no longer answers.
     """
 
     name = Search.name
@@ -90,7 +90,7 @@ class IndexSearch(Tool):
 
 
 def _settle(waiting: asyncio.Future[str], outcome: str | Exception) -> None:
-    """End a search, unless its call took too long."""
+    """Set the result of a search, unless its call has timed out."""
     if waiting.done():
         return
     if isinstance(outcome, Exception):

@@ -1,4 +1,4 @@
-"""The workers that draw the turns of conversations."""
+"""The workers that generate the turns of conversations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rlinf_core.process import pacing
 
 
 class AgentRolloutWorker(EngineWorker):
-    """Generates turns for agents with an engine; its interface is token ids."""
+    """Generates turns for agents with an engine that works on token ids."""
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__(config)
-        # Unfinished requests, with the tokens of their messages.
+        # The unfinished requests, with the tokens of their messages.
         self._open: dict[str, tuple[DrawRequest, tuple[int, ...]]] = {}
         self._drawn = 0
 
@@ -49,38 +49,42 @@ class AgentRolloutWorker(EngineWorker):
         self._inbox = Inbox(self._channel, engine_key(self._rank))
 
     def make_engine(self, stops: tuple[int, ...]) -> Engine:
-        """See `EngineWorker`; in a rehearsal agents choose the lengths of turns."""
+        """See `EngineWorker`; in a rehearsal, agents choose the lengths of turns."""
         return super().make_engine(stops) if pacing.active is None else StandInEngine(whole=True)
 
     def serve(self) -> GenerationReport:
-        """Generate the requested turns until the request None arrives."""
+        """Generate requested turns until the request None arrives."""
         self._wake()
         before, stream = self._drawn, EngineStream(self._engine, self._begin, self._finish)
         stream.run(self._inbox)
         return GenerationReport(self._drawn - before, stream.seconds)
 
     def serve_forever(self) -> None:
-        """Generate the requested turns, and load weights as the actor sends them, until the request None arrives."""
+        """Generate requested turns, and load weights as the actor sends them, until the request None arrives."""
         self._wake()
         partial = self._config.runner.partial_rollout
         stream = EngineStream(self._engine, self._begin, self._finish, self._receive, self._load, partial=partial)
         stream.run(self._inbox)
 
     def _begin(self, requests: Iterable[DrawRequest]) -> None:
-        """Submit requests; those that cannot be encoded or have no room left are answered immediately."""
+        """Submit requests; those that cannot be encoded or have no room left are answered at once."""
         for request in requests:
             nothing = DrawnTurn(request.request_id, (), (), (), (), "", "length")
             try:
                 observed = self._encoder.encode(request.context, request.messages, request.tools)
-            except Exception as error:  # noqa: BLE001 - of these messages: other runs go on
+            except Exception as error:  # noqa: BLE001 - caused by these messages: other runs continue
                 why = error.reason if isinstance(error, TemplateRefusalError) else f"{type(error).__name__}: {error}"
                 self._send(request.agent, [nothing._replace(refusal=why)])
                 continue
-            room = request.max_tokens - len(request.context) - len(observed)
+            longest = min(request.max_tokens, self._engine.longest or request.max_tokens)
+            room = longest - len(request.context) - len(observed)
             too_long = not request.context and len(observed) > self._config.data.max_prompt_length
             if room < 1 or too_long or not request.max_new_tokens:
                 counted = () if request.max_new_tokens else observed
                 self._send(request.agent, [nothing._replace(observed=counted)])
+                continue
+            if not request.context and not observed:
+                self._send(request.agent, [nothing._replace(refusal="they have no tokens")])
                 continue
             name = f"{request.agent}:{request.request_id}"
             self._open[name] = request, observed
@@ -101,7 +105,7 @@ class AgentRolloutWorker(EngineWorker):
         )
 
     def _call_end(self, request: DrawRequest) -> tuple[str, ...]:
-        """Return the text after a call where the turn ends with the first one."""
+        """Return the stop text after a call if the turn ends with its first call."""
         form = self._encoder.form or HERMES
         return (form.end,) if request.tools is not None and request.tools.single and form.end else ()
 

@@ -1,1 +1,1 @@
-"""LeRobotDatasets: description, tables, images, fault checks, and a writer."""
+"""LeRobotDatasets: metadata, tables, images, integrity checks, and a writer."""

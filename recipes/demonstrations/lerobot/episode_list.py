@@ -1,4 +1,4 @@
-"""The list of episodes of a LeRobotDataset, versions 2 and 3, with the files that it names."""
+"""The list of episodes of a LeRobotDataset, versions 2 and 3, and the files that it names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from recipes.demonstrations.lerobot.set_files import (
     read_json_lines,
     read_parquet,
     read_schema,
+    whole_entry_of,
 )
 from recipes.demonstrations.lerobot.set_info import EPISODE_LINES, EPISODES, EPISODES_FILES, DatasetInfo
 from rlinf_core.foreign.budget import Budget
 
-# A field of a path pattern, with its width.
+# A field of a path pattern, with its format.
 _FIELD = re.compile(r"\{(\w+)(?::(0?\d{0,2}d))?\}")
 
 
@@ -30,8 +31,8 @@ class Clip(NamedTuple):
 
     Attributes:
         file: the video.
-        begin: the second in it at which the episode begins.
-        end: the second at which it ends; None: the list does not say.
+        begin: the time in the video at which the episode begins, in seconds.
+        end: the time at which it ends; None: not listed.
     """
 
     file: Path
@@ -44,8 +45,8 @@ class Episode(NamedTuple):
 
     Attributes:
         number: `episode_index`.
-        length: rows.
-        tasks: its instructions; None: the list does not say.
+        length: the number of rows.
+        tasks: its instructions; None: not listed.
         rows: the file that holds its rows.
         videos: its place in the video of each feature.
     """
@@ -61,7 +62,8 @@ def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
     """Return the episodes by number.
 
     Raises:
-        DatasetError: the list is missing or damaged, a file of an episode is missing, or episodes are not in a row.
+        DatasetError: the list is missing or damaged, a file of an episode is missing, or an episode is listed twice or
+            has no rows.
     """
     episodes = _listed_episodes(folder, info) if info.is_listed else _tabled_episodes(folder, info)
     numbers = [episode.number for episode in episodes]
@@ -82,7 +84,7 @@ def read_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
 
 
 def rows_of_videos(episodes: Sequence[Episode], name: str) -> dict[Path, int]:
-    """Return the rows of the episodes in each video of a camera."""
+    """Return the number of rows in each video of a camera."""
     rows: dict[Path, int] = {}
     for episode in episodes:
         if name in episode.videos:
@@ -92,12 +94,12 @@ def rows_of_videos(episodes: Sequence[Episode], name: str) -> dict[Path, int]:
 
 
 def check_places(episodes: Sequence[Episode], info: DatasetInfo, where: str) -> None:
-    """Check that each episode is as long in its videos as its rows, and begins at a frame after those of the others.
+    """Check that each episode lasts as long in its videos as its rows do, starts at a frame, and overlaps no other.
 
-    Begins that are sums of rounded durations drift: from half a frame on, rows have the pictures of other rows.
+    Start times that are sums of rounded durations drift: from half a frame on, rows get the images of other rows.
 
     Raises:
-        DatasetError: two episodes are in one place, or one is between two frames, or longer or shorter than its rows.
+        DatasetError: two episodes overlap, or one starts between two frames or is longer or shorter than its rows.
     """
     for name, camera in info.colours(where).items():
         last: tuple[Path, int, Episode] | None = None
@@ -131,7 +133,7 @@ def _check_length(clip: Clip, episode: Episode, camera: str, fps: float) -> None
         )
 
 
-# The share of a frame by which an episode may begin beside one.
+# The largest distance between an episode's start and the nearest frame, in frames.
 _BETWEEN: Final = 0.25
 _PLACES: Final = (
     "correct `from_timestamp` and `to_timestamp` in `meta/episodes`, or convert the data set again: the pictures of one"
@@ -144,7 +146,7 @@ def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
     file, episodes = folder / EPISODE_LINES, list[Episode]()
     videos = _shown_videos(info)
     for row in read_json_lines(file):
-        number = int(entry_of(row, "episode_index", file))
+        number = whole_entry_of(row, "episode_index", file)
         place = {"episode_chunk": number // info.chunk_size, "episode_index": number}
         rows = folder / _path(info.data_path, place)
         if not rows.is_file():
@@ -152,7 +154,7 @@ def _listed_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
         files = {name: Clip(folder / _path(info.video_path, {**place, "video_key": name}), 0.0) for name in videos}
         tasks = row.get("tasks")
         texts = tuple(map(str, cast("list[Any]", tasks))) if isinstance(tasks, list) else None
-        episodes.append(Episode(number, int(entry_of(row, "length", file)), texts, rows, files))
+        episodes.append(Episode(number, whole_entry_of(row, "length", file), texts, rows, files))
     return sorted(episodes, key=lambda episode: episode.number)
 
 
@@ -164,7 +166,7 @@ def _path(pattern: str, place: Mapping[str, Any]) -> str:
     """Return the path of a file below the data set's folder.
 
     Raises:
-        DatasetError: the pattern names something else than places, or leads out of the folder.
+        DatasetError: the pattern has an unknown field, or leads out of the folder.
     """
     message = f"the path pattern `{pattern}` is invalid"
 
@@ -173,7 +175,7 @@ def _path(pattern: str, place: Mapping[str, Any]) -> str:
             raise DatasetError(message, where="meta/info.json", why=f"`{field[1]}` is not one of {', '.join(place)}")
         return format(place[field[1]], field[2] or "")
 
-    # `str.format` would read attributes of what it is given, too.
+    # `str.format` would also read attributes of its arguments.
     path = _FIELD.sub(filled, pattern)
     if "{" in path or "}" in path or Path(path).is_absolute() or ".." in Path(path).parts:
         why = "it must be a path below the folder, with fields such as `{episode_index:06d}`"
@@ -182,7 +184,7 @@ def _path(pattern: str, place: Mapping[str, Any]) -> str:
 
 
 def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
-    """Return the episodes of version 3, where several share a file."""
+    """Return the episodes of version 3, where several episodes share a file."""
     files = sorted(folder.glob(EPISODES_FILES))
     if not files:
         raise DatasetError("the list of episodes is missing", where=str(folder / EPISODES), help=WHOLE)
@@ -196,12 +198,12 @@ def _tabled_episodes(folder: Path, info: DatasetInfo) -> list[Episode]:
     episodes: list[Episode] = []
     at = 0
     for file, row in listed:
-        number, begin, end = (int(entry_of(row, name, file)) for name in _BORDERS)
-        place = {key: entry_of(row, f"data/{key}", file) for key in ("chunk_index", "file_index")}
+        number, begin, end = (whole_entry_of(row, name, file) for name in _BORDERS)
+        place = {key: whole_entry_of(row, f"data/{key}", file) for key in ("chunk_index", "file_index")}
         rows = folder / _path(info.data_path, place)
         if not rows.is_file():
             raise DatasetError(f"the file with the rows of episode {number} is missing", where=str(rows), help=WHOLE)
-        length = int(row.get("length", end - begin))
+        length = end - begin if row.get("length") is None else whole_entry_of(row, "length", file)
         if begin != at or end - begin != length:
             raise DatasetError(
                 f"episode {number} is listed with rows {begin} to {end}, but has {length} rows, {at} before it",
@@ -220,7 +222,7 @@ _BORDERS = ("episode_index", "dataset_from_index", "dataset_to_index")
 
 
 def _video(folder: Path, info: DatasetInfo, name: str, row: Mapping[str, Any], file: Path) -> Clip:
-    place = {key: entry_of(row, f"videos/{name}/{key}", file) for key in ("chunk_index", "file_index")}
+    place = {key: whole_entry_of(row, f"videos/{name}/{key}", file) for key in ("chunk_index", "file_index")}
     begin = float(entry_of(row, f"videos/{name}/from_timestamp", file))
     end = row.get(f"videos/{name}/to_timestamp")
     video = folder / _path(info.video_path, {**place, "video_key": name})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,27 +17,27 @@ from recipes.demonstrations.lerobot.set_info import DatasetInfo
 from recipes.demonstrations.pictures import decoded, frames_of, read_video
 from rlinf_core.foreign.files import read_bounded
 
-# Videos and episodes of a camera that are looked into before a run; the others are when one is first read.
+# Videos and episodes of a camera that are checked before a run; the others are checked when they are first read.
 LOOKED_INTO: Final = 200
 
 
 def encoded_camera(shape: tuple[int, int, int], folder: Path, name: str, column: Any) -> Camera:
-    """Return a camera with encoded images in the Parquet files, or in files that those name.
+    """Return a camera with encoded images in the Parquet files, or in files that they name.
 
     Args:
         shape: (H, W, 3).
         folder: the folder of the data set.
         name: the name of the feature.
-        column: the column of Arrow, a structure of `bytes` and `path` for each row.
+        column: the Arrow column, with a struct of `bytes` and `path` for each row.
     """
 
     def read(rows: Rows) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), *shape), np.uint8)
         for place, row in enumerate(rows):
-            cell: Mapping[str, Any] = column[int(row)].as_py()
+            cell: object = column[int(row)].as_py()
             try:
-                picture = decoded(cell["bytes"] or _beside(folder, cell["path"]))
-            except (DatasetError, TypeError, KeyError, OSError) as error:
+                picture = decoded(_bytes_of(cell, folder))
+            except (DatasetError, OSError) as error:
                 why = error.why or error.message if isinstance(error, DatasetError) else str(error)
                 raise DatasetError(
                     f"the image in row {row}, `{name}`, cannot be decoded",
@@ -51,8 +51,14 @@ def encoded_camera(shape: tuple[int, int, int], folder: Path, name: str, column:
     return Camera(shape, read)
 
 
-def _beside(folder: Path, path: str) -> bytes:
-    """Return the bytes of an image file inside the data set's folder."""
+def _bytes_of(cell: object, folder: Path) -> bytes:
+    """Return the bytes of the image file in a cell, or of the one below the data set's folder that it names."""
+    parts: Mapping[str, Any] = cast("Mapping[str, Any]", cell) if isinstance(cell, Mapping) else {}
+    if parts.get("bytes"):
+        return parts["bytes"]
+    path = parts.get("path")
+    if not path:
+        raise DatasetError("the row has neither `bytes` of an image nor the `path` of one")
     file = (folder / path).resolve()
     if not file.is_relative_to(folder.resolve()):
         raise DatasetError(f"`{path}` lies outside the data set")
@@ -73,10 +79,10 @@ class CameraVideos:
         self._shape, self._name, self._episodes, self._fps = shape, name, episodes, fps
         self._bounds = np.cumsum([0, *(episode.length for episode in episodes)])
         self._rows = rows_of_videos(episodes, name)
-        self._new = set(self._rows)  # videos that were not read yet
+        self._new = set(self._rows)  # videos that have not been read yet
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """Return the images of some rows; those that follow each other in an episode are decoded together."""
+        """Return the images of some rows; consecutive rows of an episode are decoded together."""
         pictures = np.empty((len(rows), *self._shape), np.uint8)
         order = np.argsort(rows, kind="stable")
         episodes = np.searchsorted(self._bounds, rows[order], side="right") - 1
@@ -90,7 +96,6 @@ class CameraVideos:
         return pictures
 
     def _check(self, file: Path) -> None:
-        """Check a video when it is read for the first time."""
         if file in self._new:
             self.check_count(file)
             for episode in self._episodes:
@@ -102,7 +107,7 @@ class CameraVideos:
         """Check that a video has a frame for each row of its episodes.
 
         Raises:
-            DatasetError: it has not, or cannot be read.
+            DatasetError: frames are missing, or the video cannot be read.
         """
         count, rows = frames_of(file), self._rows.get(file, 0)
         if count is not None and count != rows:
@@ -114,10 +119,10 @@ class CameraVideos:
             )
 
     def check_ends(self, episode: Episode) -> None:
-        """Check that the first and the last frame of an episode are in their places, and can be decoded.
+        """Check that the first and the last frame of an episode have the right times and can be decoded.
 
         Raises:
-            DatasetError: one is not, or cannot be.
+            DatasetError: one of the two frames has another time, or cannot be decoded.
         """
         for frame in {0, episode.length - 1}:
             self._decoded(episode, frame, frame)
@@ -144,9 +149,9 @@ class CameraVideos:
 
 
 def check_videos(folder: Path, info: DatasetInfo, episodes: Sequence[Episode]) -> None:
-    """Check that each video has a frame for each row, and that episodes begin and end in them where they should.
+    """Check that each video has a frame for each row, and that episodes begin and end at the right frames.
 
-    Damage within an episode is noticed when its frames are decoded.
+    Damage in the middle of an episode is detected only when its frames are decoded.
 
     Raises:
         DatasetError: frames are missing, damaged, or at other times; or the package `av` is missing.

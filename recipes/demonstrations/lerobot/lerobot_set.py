@@ -34,12 +34,12 @@ def read_lerobot(
     Args:
         folder: the folder of the data set.
         state_keys: features that are concatenated into the states; by default `observation.state`.
-        columns: the feature of some roles; the others are found by their usual names.
+        columns: the features of some roles; those of other roles are found by their usual names.
         split: the split of `splits` in `meta/info.json`, whose episodes are returned; None: all.
-        pictures: whether they can be asked for.
+        pictures: whether images can be read later.
 
     Raises:
-        DatasetError: files are missing or damaged, contradict each other, or lack a feature that is asked for.
+        DatasetError: files are missing or damaged, contradict each other, or lack a requested feature.
     """
     info, chosen = read_info(folder), columns or {}
     where = str(folder)
@@ -119,8 +119,8 @@ def _ends(
     """Return how the episodes end; None if the data set does not say.
 
     Raises:
-        DatasetError: an episode continues after a row that ends it. Two episodes listed as one would be trained on
-            across the reset between them.
+        DatasetError: an episode continues after a row that ends it. If two episodes were listed as one, training would
+            span the reset between them.
     """
     flags = [_truths(rows, info, role, columns, str(folder)) for role in END_ROLES]
     for role, ended in zip(END_ROLES, flags, strict=True):
@@ -144,8 +144,9 @@ def _ends(
 
 
 def _marks_borders(folder: Path) -> bool:
-    """Return whether `rlinf record` wrote the data set: before `next.truncated`, its `next.done` was true at every end,
-    also where a limit of steps had cut the episode off."""
+    """Return whether `rlinf record` wrote the data set. Before it wrote `next.truncated`, its `next.done` was true at
+    every end, also where a limit of steps had truncated the episode.
+    """
     try:
         return "recorded_by" in load_json_object(read_bounded(folder / ORIGIN))
     except (OSError, ValueError):
@@ -153,7 +154,6 @@ def _marks_borders(folder: Path) -> bool:
 
 
 def _single(info: DatasetInfo) -> list[str]:
-    """Return the features with one number in a row."""
     return [name for name, feature in info.features.items() if not feature.is_camera and feature.size == 1]
 
 
@@ -163,7 +163,8 @@ def _notes(info: DatasetInfo, *, states: bool) -> tuple[str, ...]:
     if not states and others:
         listed = ", ".join(f"`{name}`" for name in others)
         notes.append(
-            f"there is no `observation.state`, so states are dropped ({listed}); `data.state_keys` selects them"
+            f"there is no `observation.state`, so states are dropped ({listed}); `data.columns: {{state: [...]}}`"
+            " selects them"
         )
     return tuple(notes)
 
@@ -188,7 +189,7 @@ def read_statistics(folder: Path) -> dict[str, Statistics] | None:
     """Return `meta/stats.json` of a data set; None if there is none.
 
     Raises:
-        DatasetError: it cannot be understood.
+        DatasetError: the file cannot be parsed.
     """
     file = folder / STATISTICS
     if not file.is_file():

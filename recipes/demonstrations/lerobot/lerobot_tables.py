@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from recipes.demonstrations.lerobot.set_files import (
     read_json_lines,
     read_parquet,
     read_schema,
+    whole_entry_of,
 )
 from recipes.demonstrations.lerobot.set_info import DATA_FILES, TASK_LINES, TASKS, DatasetInfo
 from recipes.training.arrays import Array
 from rlinf_core.foreign.budget import Budget
 
 _NUMBER_BYTES = 8
-# Columns that say where a row was read.
+# Added columns: the file of a row, and its number in that file.
 _FILE, _ROW = "__file", "__row"
 
 
@@ -33,8 +34,8 @@ class RowTable:
     """The rows of a data set, by `index`.
 
     Args:
-        table: the table of Arrow.
-        files: the files that it was read from.
+        table: the Arrow table.
+        files: the files that the table was read from.
         folder: the folder of the data set.
         info: the description of the data set.
     """
@@ -56,7 +57,7 @@ class RowTable:
         """Return one of the index columns, [N].
 
         Raises:
-            DatasetError: a row lacks its number.
+            DatasetError: a row lacks its number, or has another value.
         """
         column = self.table.column(name)
         if column.null_count:
@@ -64,13 +65,24 @@ class RowTable:
         values = np.asarray(column).reshape(-1)
         if values.dtype == object:  # lists of one number
             values = np.array([value[0] for value in values])
-        return values.astype(np.int64) if name != "timestamp" else values
+        if name == "timestamp" and values.dtype.kind in "iuf":
+            return values
+        with np.errstate(invalid="ignore"):
+            whole = values.astype(np.int64) if values.dtype.kind in "iuf" else None
+        wrong = [0] if whole is None else np.flatnonzero(whole != values)
+        if whole is None or len(wrong):
+            row = int(wrong[0])
+            message = (
+                f"the `{name}` of a row is `{values[row]}`, not a {'time' if name == 'timestamp' else 'whole number'}"
+            )
+            raise DatasetError(message, where=self.place(row), help=AGREE)
+        return whole
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers as [N, size].
 
         Raises:
-            DatasetError: a row holds another number of them, nothing, or no numbers.
+            DatasetError: a row has another number of values, a missing value, or values that are not numbers.
         """
         column, size = self.table.column(name).combine_chunks(), self._info.features[name].size
         if not len(column):
@@ -98,7 +110,7 @@ class RowTable:
 
 
 def _inner_lengths(column: Any, outer: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of innermost values per row, descending one level of lists; `outer` of the level above."""
+    """Return the number of innermost values per row, one list level below the level that `outer` counts."""
     compute = needed("pyarrow.compute", "a LeRobotDataset")
     sizes = np.asarray(compute.fill_null(compute.list_value_length(column), 0)).astype(np.int64)
     ends = np.concatenate(([0], np.cumsum(sizes)))
@@ -113,7 +125,7 @@ def read_rows(folder: Path, info: DatasetInfo, episodes: Sequence[Episode], *, p
         folder: the folder of the data set.
         info: the description of the data set.
         episodes: the episodes by number.
-        pictures: also read the pictures that are within the files.
+        pictures: also read the images in the Parquet files.
 
     Raises:
         DatasetError: files are missing or damaged, or contradict each other.
@@ -203,7 +215,7 @@ def _check_times(info: DatasetInfo, rows: RowTable, episodes: Sequence[Episode])
         return
     times = rows.index("timestamp")
     frames = np.concatenate([np.arange(episode.length) for episode in episodes])
-    # A float32 of many seconds is not exact.
+    # A float32 of many seconds is inexact.
     away = np.abs(times - frames / info.fps) - np.abs(times) * 1e-6
     wrong = np.flatnonzero(~(away <= 0.25 / info.fps))
     if len(wrong):
@@ -222,7 +234,7 @@ def read_instructions(
     """Return the distinct instructions, and the index of each row's instruction, int64 [N].
 
     Raises:
-        DatasetError: a row's number is not among the instructions, or its episode lists others.
+        DatasetError: a row's `task_index` is unknown, or its episode lists other instructions.
     """
     known = _tasks(folder, info)
     texts = tuple(dict.fromkeys(known.values()))
@@ -268,19 +280,20 @@ def _tasks_file(info: DatasetInfo) -> str:
 
 
 def _tasks(folder: Path, info: DatasetInfo) -> dict[int, str]:
-    """Return the instructions by `task_index`."""
     file = folder / _tasks_file(info)
+    column, entries = "task", list[Mapping[str, Any]]()
     if info.is_listed:
-        pairs = [(entry_of(row, "task_index", file), entry_of(row, "task", file)) for row in read_json_lines(file)]
+        entries = read_json_lines(file)
     else:
         table = read_parquet(file)
-        texts = "task" if "task" in table.column_names else "__index_level_0__"
-        if texts not in table.column_names or "task_index" not in table.column_names:
+        column = "task" if "task" in table.column_names else "__index_level_0__"
+        if column not in table.column_names or "task_index" not in table.column_names:
             raise DatasetError("the instructions of the data set are invalid", where=str(file))
-        pairs = list(zip(table.column("task_index").to_pylist(), table.column(texts).to_pylist(), strict=True))
+        entries = table.to_pylist()
     known: dict[int, str] = {}
-    for number, text in pairs:
-        if known.setdefault(int(number), str(text)) != str(text):
-            message = f"`task_index` {number} is both `{known[int(number)]}` and `{text}`"
+    for entry in entries:
+        number, text = whole_entry_of(entry, "task_index", file), str(entry_of(entry, column, file))
+        if known.setdefault(number, text) != text:
+            message = f"`task_index` {number} is both `{known[number]}` and `{text}`"
             raise DatasetError(message, where=str(file), help=AGREE)
     return known

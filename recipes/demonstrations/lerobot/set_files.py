@@ -1,4 +1,4 @@
-"""Files of a data set: whether they are whole, by their first and last bytes, and the tables in them."""
+"""Files of a data set: a completeness check by their first and last bytes, and the tables in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARQUET: Final = b"PAR1"
 _HDF5: Final = b"\x89HDF\r\n\x1a\n"
 # A file may begin with a block of the user's own, of one of these sizes.
 _HDF5_OFFSETS: Final = (0, 512, 1024, 2048)
-# Of a box of an mp4: its length, its kind, and its length again where that needs 64 bits.
+# The header of an mp4 box: its length, its kind, and its length again if that needs 64 bits.
 _BOX: Final = struct.Struct(">I4sQ")
 
 
@@ -37,7 +37,7 @@ def check_files(folder: Path, info: DatasetInfo) -> None:
     """Check that the files of a LeRobotDataset exist and are complete by their container format; no row is read.
 
     Raises:
-        DatasetError: one is missing, cut off, or of another kind.
+        DatasetError: a file is missing, truncated, or of another format.
     """
     patterns = [("rows", DATA_FILES), *([] if info.is_listed else [("list of episodes", EPISODES_FILES)])]
     for what, pattern in patterns:
@@ -66,7 +66,7 @@ def videos(folder: Path, info: DatasetInfo) -> dict[str, list[Path]]:
     """Return the video files of each camera with videos, by feature name.
 
     Raises:
-        DatasetError: those of a camera are missing.
+        DatasetError: the videos of a camera are missing.
     """
     cameras = info.colours(str(folder))
     files: dict[str, list[Path]] = {}
@@ -84,7 +84,7 @@ def check_hdf5(file: Path) -> None:
     """Check that a file begins as HDF5 does.
 
     Raises:
-        DatasetError: it does not, or cannot be read.
+        DatasetError: the file begins otherwise, or cannot be read.
     """
     try:
         with open_regular(file) as opened:
@@ -127,7 +127,7 @@ def _fault_of_mp4(file: Path) -> str | None:
                 length, kind, large = _BOX.unpack(header.ljust(_BOX.size, b"\0"))
                 if at == 0 and kind != b"ftyp":
                     return _not_a(header)
-                # 0: up to the end of the file; 1: the length is too large for its place.
+                # Length 0: up to the end of the file. Length 1: the length follows in 64 bits.
                 at += {0: size - at, 1: large}.get(length, length)
                 if length in range(2, 8) or (length == 1 and large < _BOX.size):
                     return f"at byte {at} of {size} it is damaged"
@@ -158,6 +158,18 @@ def entry_of(row: Mapping[str, Any], name: str, file: Path) -> Any:
     if row.get(name) is None:
         raise DatasetError(f"an entry has no `{name}`", where=str(file), help=WHOLE)
     return row[name]
+
+
+def whole_entry_of(row: Mapping[str, Any], name: str, file: Path) -> int:
+    """Return the entry `name` of a row of `file`, a whole number.
+
+    Raises:
+        DatasetError: the row has none, or something else.
+    """
+    value = entry_of(row, name, file)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        raise DatasetError(f"the `{name}` of an entry is `{value}`, not a whole number", where=str(file), help=AGREE)
+    return int(value)
 
 
 def read_json_lines(file: Path) -> list[Mapping[str, Any]]:
@@ -201,8 +213,8 @@ def read_parquet(file: Path, columns: list[str] | None = None, budget: Budget | 
     Args:
         file: the file.
         columns: the columns; None: all.
-        budget: the budget of all files of the table; None: the file is all of it.
-        value: the bytes that a value takes, besides those of a text.
+        budget: the budget of all files of the table; None: one for this file alone.
+        value: the bytes of a value, without those of its text.
 
     Raises:
         DatasetError: it is missing or damaged, or claims more than the budget.
@@ -223,7 +235,7 @@ def _arrow(file: Path, read: Callable[[Any], Any]) -> Any:
         return read(parquet)
     except OverBudgetError as error:
         raise DatasetError(f"a file of the data set {error}", where=str(file), help=WHOLE) from error
-    except Exception as error:  # pyarrow has no common base of its errors
+    except Exception as error:  # pyarrow's errors have no common base class
         raise DatasetError(
             "a file of the data set cannot be read",
             where=str(file),

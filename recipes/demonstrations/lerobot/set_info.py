@@ -17,12 +17,12 @@ from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 VERSION: Final = "v3.0"
-# Episodes have files of their own, and are listed as JSON lines.
+# Versions with one file per episode, and a list of episodes in JSON lines.
 _LISTED: Final = ("v2.0", "v2.1")
 INFO: Final = "meta/info.json"
 STATISTICS: Final = "meta/stats.json"
 TASKS: Final = "meta/tasks.parquet"
-# Where the episodes come from, of data sets that rlinf wrote.
+# The origin of the episodes, in data sets that rlinf wrote.
 ORIGIN: Final = "meta/rlinf.json"
 TASK_LINES: Final = "meta/tasks.jsonl"
 EPISODE_LINES: Final = "meta/episodes.jsonl"
@@ -32,15 +32,15 @@ DATA_FILES: Final = "data/*/*.parquet"
 DATA_PATH: Final = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH: Final = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH: Final = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-# Files in one folder, at most.
+# The most files in one folder.
 CHUNK_SIZE: Final = 1000
 
-# Values in one row of a feature: a picture of 8192 x 8192 is larger than any camera's.
+# The most values in one row of a feature: an image of 8192 x 8192, larger than any camera's.
 _LARGEST_ROW: Final = 1 << 27
 
 HDF5_ENDINGS: Final = (".hdf5", ".h5")
 
-# What every row has besides the features of its data set.
+# The columns that every row has besides the features of its data set.
 INDICES: Final = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
 
@@ -48,8 +48,8 @@ class Feature(NamedTuple):
     """A column of a data set.
 
     Attributes:
-        dtype: a type of numpy, or `image` (PNG within the Parquet file) or `video` (mp4).
-        shape: the shape of one row; of a picture (H, W, 3).
+        dtype: a numpy dtype, or `image` (PNG within the Parquet file) or `video` (mp4).
+        shape: the shape of one row; (H, W, 3) of an image.
         names: the names of the parts of a row.
     """
 
@@ -73,18 +73,18 @@ class DatasetInfo:
     """The content of `meta/info.json`.
 
     Attributes:
-        fps: rows per second; 29.97 and 0.5 are rates, too.
+        fps: rows per second, not necessarily whole, as 29.97.
         features: the features by name; those in `INDICES` are left out.
         total_episodes: number of episodes.
         total_frames: number of rows.
-        total_tasks: number of different instructions.
+        total_tasks: number of distinct instructions.
         robot_type: kind of robot, free text.
         data_path: pattern of Parquet files.
         video_path: pattern of videos.
-        video_info: what is known of the videos, by feature.
+        video_info: video settings, by feature.
         version: the version of the layout.
-        chunk_size: files of one folder, at most.
-        splits: the numbers of episodes of each split, `first:end`, by name.
+        chunk_size: the most files in one folder.
+        splits: the range of episodes of each split, `first:end`, by name.
     """
 
     fps: float
@@ -114,7 +114,7 @@ class DatasetInfo:
         """Return the camera of each feature usable by a policy: color or grey images of the current row.
 
         Raises:
-            DatasetError: two features would be one camera, or pictures are kept as plain numbers.
+            DatasetError: two features would be one camera, or images are stored as plain numbers.
         """
         raw = [name for name, feature in self.features.items() if "image" in name and not feature.is_camera]
         plain = next((name for name in raw if len(self.features[name].shape) == 3), None)
@@ -140,7 +140,7 @@ class DatasetInfo:
         """Return the name of the feature that holds actions.
 
         Raises:
-            DatasetError: it does not exist, or several could be meant.
+            DatasetError: no feature holds actions, or several might.
         """
         name = column_of("action", self.features, columns, where)
         if name is None:
@@ -152,7 +152,7 @@ class DatasetInfo:
         """Return the features of the state, by default `observation.state`.
 
         Raises:
-            DatasetError: one of them does not exist.
+            DatasetError: a feature does not exist.
         """
         usual = state_of(self.features)
         keys = [usual if key == STATE and usual else key for key in state_keys] or ([usual] if usual else [])
@@ -169,7 +169,7 @@ class DatasetInfo:
             raise DatasetError(
                 f"`{camera}` is a camera, `{dtype}` of shape {shape}, and cannot be a part of states or an action",
                 where=where,
-                help="leave it out of `data.state_keys` and `data.columns`: pictures, also of depth, are no numbers",
+                help="leave it out of `data.columns`: pictures, also of depth, are no numbers",
             )
 
     def _listed(self) -> str:
@@ -200,7 +200,7 @@ class DatasetInfo:
         return (shape[0], shape[1], 3)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the object of the file."""
+        """Return the content of `meta/info.json`."""
         indices = {name: Feature("float32" if name == "timestamp" else "int64", (1,)) for name in INDICES}
         features: dict[str, dict[str, Any]] = {}
         for name, feature in {**self.features, **indices}.items():
@@ -230,7 +230,7 @@ def read_info(folder: Path) -> DatasetInfo:
     """Return the description of a data set.
 
     Raises:
-        DatasetError: the folder holds no data set, one of another version, or a description that cannot be understood.
+        DatasetError: the folder holds no data set, one of another version, or a description that cannot be parsed.
     """
     file = folder / INFO
     if not os.path.isdir(folder):
@@ -298,5 +298,5 @@ def _feature(said: Mapping[str, Any]) -> Feature:
     if said["dtype"] in ("image", "video") and len(shape) not in (2, 3):
         raise ValueError(f"an image has the shape {list(shape)}")
     if said["dtype"] in ("image", "video") and len(shape) == 3 and shape[0] in (1, 3) and shape[2] not in (1, 3, 4):
-        shape = (shape[1], shape[2], shape[0])  # some are described with their channels first
+        shape = (shape[1], shape[2], shape[0])  # some descriptions put channels first
     return Feature(str(said["dtype"]), shape, names)

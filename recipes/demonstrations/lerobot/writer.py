@@ -1,7 +1,7 @@
 """Writes LeRobotDataset folders, version 3.
 
-A folder has its name once it is whole: until then it is written beside it. Rows are in Parquet files of about 100 MB
-with a group of rows for each episode; pictures are PNG within them, or an mp4 for each episode and camera.
+A data set is written beside its folder, and renamed to it once complete. Rows are in Parquet files of about 100 MB,
+with a row group for each episode; images are PNG within them, or an mp4 for each episode and camera.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PictureStatistics:
             self._counts[channel] += np.bincount(pictures[..., channel].ravel(), minlength=256)
 
     def merge(self, other: PictureStatistics) -> None:
-        """Add the pictures of another."""
+        """Add the counts of another object."""
         self._counts += other._counts
         self._pictures += other._pictures
 
@@ -94,12 +94,12 @@ class DatasetWriter:
     Args:
         folder: the folder of the data set; must not exist.
         fps: rows per second.
-        features: the features by name; `INDICES` come by themselves.
+        features: the features by name; the columns of `INDICES` are added.
         robot_type: kind of robot, free text.
-        origin: where the episodes come from, kept in `meta/rlinf.json`.
+        origin: the origin of the episodes, written to `meta/rlinf.json`.
 
     Raises:
-        DatasetError: the folder exists, or cannot be made.
+        DatasetError: the folder exists, or cannot be created.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class DatasetWriter:
         """Write an episode.
 
         Args:
-            columns: [T, ...] of every feature; pictures uint8 [T, H, W, 3].
-            tasks: the instruction, or that of each row.
+            columns: [T, ...] for every feature; images are uint8 [T, H, W, 3].
+            tasks: the instruction of all rows, or one for each row.
 
         Raises:
             DatasetError: a column is missing, or has another shape than its feature; or the disk is full.
@@ -195,7 +195,7 @@ class DatasetWriter:
         """Write the metadata and move the folder into place; without episodes, remove everything.
 
         Raises:
-            DatasetError: it cannot be written, or the name has been taken meanwhile.
+            DatasetError: the files cannot be written, or the folder has come to exist meanwhile.
         """
         if self._data is not None:
             self._data.close()
@@ -293,7 +293,7 @@ class DatasetWriter:
 
 
 def check_new(folder: Path) -> None:
-    """Refuse to write where something is.
+    """Refuse a folder that exists.
 
     Raises:
         DatasetError: the folder exists.

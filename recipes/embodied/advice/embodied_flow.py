@@ -31,16 +31,16 @@ STEP, POLICY, VALUES = "env/step", "rollout/policy", "rollout/values"
 UPDATE = "training/update"
 SYNC, HANDOVER, HOP = "driver/sync", "driver/handover", "driver/hop"
 MOVE_ROLLOUT, MOVE_ACTOR = "rollout/move", "actor/move"
-# Processes that are simulated one by one; more are alike blocks, of which one is.
+# The most processes that are simulated one by one; of more, one of several equal blocks is simulated.
 _MOST_PROCESSES: Final = 64
-# Accelerators of a kind up to which every count is tried.
+# The most accelerators of a kind for which every count is tried.
 _EVERY_COUNT: Final = 16
-# Rollouts that run ahead may gain this share of a step within the steps that are measured.
+# The share of a step that rollouts running ahead may gain within the measured steps.
 _WINDOW: Final = 0.003
-# Of a trial: the fewest actions of a pass, and the updates of a step off-policy.
+# In a trial: the fewest actions of a rollout segment, and the updates of an off-policy step.
 _TRIAL_CHUNKS: Final = 8
 _TRIAL_UPDATES: Final = 20
-# More steps than a rehearsal has.
+# More steps than any rehearsal has.
 _ALWAYS: Final = 10**9
 _STAND_INS: Final = "recipes.embodied.advice.stand_ins"
 
@@ -64,7 +64,7 @@ class EmbodiedFlow:
         self.chunks = -(-train.max_steps_per_rollout_epoch // config.actor.model.num_action_chunks)
         self.samples = samples_of_a_step(config)
         self.stages_now = config.rollout.pipeline_stage_num
-        # What env workers and stages must divide: environments that are not of one group.
+        # Counts of groups of environments, which env workers and stages must divide.
         sections = [train, *([config.env.eval] if evaluates(config) else [])]
         self._divided = [section.total_num_envs / group_size(config, section) for section in sections]
         self._takes_actors = cache(self._actors_divide)
@@ -76,12 +76,12 @@ class EmbodiedFlow:
         }
 
     def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
-        """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
+        """Return the process counts of a component that are worth trying on a kind of accelerator, ascending."""
         every = range(1, kind.units + 1)
         if component == ENV:
             counts = [count for count in every if self.environments % (count * self._group) == 0]
         elif component == ROLLOUT:
-            # Of counts whose largest batch is as large the smallest suffices.
+            # Of counts with the same largest batch, the smallest suffices.
             smallest: dict[int, int] = {}
             for count in every if kind.units <= _EVERY_COUNT else _whole_nodes(kind):
                 smallest.setdefault(-(-self.environments // count), count)
@@ -122,7 +122,7 @@ class EmbodiedFlow:
         return run.rows
 
     def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
-        """See `JobFlow`: weights on their way, what lies between phases, and a message, by what a rollout lacks."""
+        """See `JobFlow`: weight transfer, time between phases, and a message, by the unexplained time of a rollout."""
         phases, where = run.phases, run.arrangement
         if where.staleness:
             return []
@@ -152,10 +152,10 @@ class EmbodiedFlow:
         return changed
 
     def trial_sizes(self, now: Arrangement) -> Sequence[int]:
-        """See `JobFlow`: environments.
+        """See `JobFlow`: a size is a number of environments.
 
         Raises:
-            RLinfError: they are robots.
+            RLinfError: the environments are robots.
         """
         if is_robot(self._config.env.train.env_type):
             why = "it moves robots, and no one has asked for that"
@@ -169,7 +169,7 @@ class EmbodiedFlow:
         return max(self._group, size // self._group * self._group) if size else 0
 
     def _trial_chunks(self, now: Arrangement) -> int:
-        """Return the actions of a pass: few, but enough for an update as large as that of an actor now."""
+        """Return the action chunks of a trial's rollout segment: few, but enough for an update as large as now."""
         share = int(self.rows(now)[UPDATE])
         return min(self.chunks, max(_TRIAL_CHUNKS, -(-share // self.trial_sizes(now)[-1])))
 
@@ -188,7 +188,7 @@ class EmbodiedFlow:
         if self.off_policy:
             values["actor.global_batch_size"] = max(1, share * size // self.trial_sizes(now)[-1])
             values |= {"algorithm.learning_starts": 1, "algorithm.update_to_data": _TRIAL_UPDATES / (steps * size)}
-            # A recording is trained on by later runs. Files of `replay.storage` have no name, and end with the trial.
+            # Later runs would train on a recording. Files in `replay.storage` are unnamed, and end with the trial.
             values["algorithm.replay.recording_path"] = None
         else:
             unit = config.actor.micro_batch_size or 1
@@ -197,8 +197,8 @@ class EmbodiedFlow:
         return {**TRIAL, **values}
 
     def rehearsal(self) -> Sequence[str]:
-        """See `JobFlow`: environments and policy are those of `stand_ins`; off-policy the networks stay, which are
-        small, and compute nothing.
+        """See `JobFlow`: environments and policy are those of `stand_ins`; off-policy the small networks stay but do
+        not choose actions.
         """
         from recipes.embodied.embodied_memory import environment_spec, policy_sizes
         from recipes.embodied.learning.policy_precision import acting_type
@@ -211,12 +211,12 @@ class EmbodiedFlow:
             f"env.train.env_type={_STAND_INS}:StandInEnv",
             f"env.train.options={json.dumps({'spec': asdict(spec)})}",
             f"env.train.max_episode_steps={train.max_episode_steps or train.max_steps_per_rollout_epoch}",
-            # Nobody watches or takes over, and no device of theirs is opened.
+            # Nobody watches or takes over, so that no device is opened.
             *(["~env.train.intervention"] if train.intervention.source != NONE else []),
             *(["~env.train.judge"] if train.judge.source != ENVIRONMENT else []),
         ]
         if self.off_policy:
-            # A rehearsal has few steps, and each of them learns; its actions are drawn, and not computed.
+            # A rehearsal has few steps, in each of which it learns; actions are drawn at random, not computed.
             starts = ["algorithm.learning_starts=1", f"algorithm.random_steps={_ALWAYS}"]
             words += ["algorithm.replay.recording_path=null", *starts]
         else:
@@ -236,7 +236,7 @@ class EmbodiedFlow:
 
     @property
     def offloads(self) -> tuple[bool, bool]:
-        """Whether rollout workers and actors leave their accelerators to others."""
+        """Whether rollout workers, and actors, offload to free their accelerators for others."""
         return self._config.rollout.enable_offload, self._config.actor.enable_offload
 
 
@@ -245,8 +245,8 @@ class TimedFlow:
 
     Args:
         job: the job.
-        durations: those of its phases.
-        models: the model of the accelerators of each kind.
+        durations: the durations of its phases.
+        models: the model name of the accelerators of each kind.
     """
 
     def __init__(self, job: EmbodiedFlow, durations: Durations, models: Mapping[str, str]) -> None:
@@ -274,7 +274,7 @@ class TimedFlow:
         for phase, rows, count in self._job.training(actors):
             seconds = self._duration(phase, DeviceSpan(kind, 0, actors)).mean(rows)
             if seconds:
-                # Few events suffice: nobody but a rollout worker on the same accelerator comes in between.
+                # Few events suffice: only a rollout worker on the same accelerator can come between them.
                 parts = min(count, _MOST_PROCESSES)
                 calls += [seconds * count / parts] * parts
         return calls, sum(calls)
@@ -290,7 +290,7 @@ class TimedFlow:
         return best[at - 1] if at else 0
 
     def _fastest_up_to(self, component: str, kind: DeviceGroup) -> list[int]:
-        """Return the numbers of processes, ascending, that are faster than every smaller one."""
+        """Return the process counts, ascending, that are faster than every smaller count."""
         best: list[int] = []
         least = inf
         for size in self._counts(component, kind):
@@ -302,7 +302,8 @@ class TimedFlow:
 
     def bound(self, arrangement: Arrangement) -> float:
         """See `Flow`."""
-        # In the order of `EmbodiedFlow.components`; of hundreds of thousands each is looked at once.
+        # In the order of `EmbodiedFlow.components`, without a look-up: this runs for hundreds of thousands of
+        # arrangements.
         (_, env), (_, rollout), (_, actor) = arrangement.seats
         job, stages, ahead = self._job, arrangement.stages, arrangement.staleness
         size = job.environments // stages
@@ -327,7 +328,7 @@ class TimedFlow:
         return self._duration(STEP, DeviceSpan(kind, 0, 1)).mean(rows)
 
     def _act(self, kind: str | None, rows: int) -> float:
-        """Return the seconds of a rollout worker in a pass of one stage."""
+        """Return the seconds of a rollout worker per call for one stage."""
         seats = DeviceSpan(kind, 0, 1)
         return self._job.chunks * self._duration(POLICY, seats).mean(rows) + self._duration(VALUES, seats).mean(rows)
 
@@ -356,14 +357,14 @@ class TimedFlow:
     def _reduced(
         self, arrangement: Arrangement, env: DeviceSpan, rollout: DeviceSpan, actor: DeviceSpan
     ) -> tuple[Exchange, tuple[Sequence[Device], Sequence[Device], Sequence[Device]]]:
-        """Return the processes to be simulated: all, or where they are many one of several blocks that are alike."""
+        """Return the processes to simulate: all, or one of several equal blocks if there are many."""
         total, stages = self._job.environments, arrangement.stages
         if env.size + rollout.size + actor.size <= _MOST_PROCESSES:
             exchange = self._exchange(total, env.size, stages, rollout.size)
             return exchange, (env.devices, rollout.devices, actor.devices)
         blocks = gcd(env.size, rollout.size)
         envs, rollouts = env.size // blocks, rollout.size // blocks
-        # Actors that have accelerators of their own are alike; others are beside the processes of the block.
+        # Actors on accelerators of their own are alike; other actors share accelerators with the block.
         block = set(env.devices[:envs]) | set(rollout.devices[:rollouts])
         actors = [device for device in actor.devices if device is not None and device in block]
         actors = actors or list(actor.devices[-1:])
@@ -390,6 +391,6 @@ def _drawn(duration: Duration, rng: random.Random) -> Draw:
 
 
 def _whole_nodes(kind: DeviceGroup) -> list[int]:
-    """Return parts of a node, and whole nodes."""
+    """Return the counts that fill a part of a node, or whole nodes."""
     parts = [count for count in range(1, kind.per_node + 1) if kind.per_node % count == 0]
     return parts + list(range(2 * kind.per_node, kind.units + 1, kind.per_node))

@@ -1,4 +1,4 @@
-"""Stand-ins of a rehearsal: environments and policies that do nothing, in messages of the true size."""
+"""Stand-ins for a rehearsal: environments and policies that do nothing, with messages of the real size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StandInEnv(VectorEnv):
 
     def _advance(self, actions: Any, rows: Any) -> Transition:
         none = np.zeros(self.num_envs, np.bool_)
-        # Rewards that differ, so that advantages do.
+        # Rewards differ so that advantages do.
         return Transition(np.square(actions.reshape(self.num_envs, -1)[:, 0]).astype(np.float32), none, None, none)
 
     def _observe(self) -> Observation:
@@ -52,7 +52,7 @@ class StandInEnv(VectorEnv):
 
 
 class StandInOptions(BaseModel):
-    """Options of `StandInPolicy`: how many numbers it has besides, so that as much is sent as of the true one."""
+    """Options of `StandInPolicy`: the number of extra weights, so that as much is sent as for the real policy."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +60,7 @@ class StandInOptions(BaseModel):
 
 
 class StandInPolicy(FeaturePolicy):
-    """A policy that looks at nothing, of the weight of another one."""
+    """A policy that ignores its inputs and has as many weights as another policy."""
 
     options_model: ClassVar[type[BaseModel]] = StandInOptions
 

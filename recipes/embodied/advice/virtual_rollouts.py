@@ -11,9 +11,9 @@ from rlinf_core.advice.arrangements import Device
 from rlinf_core.advice.job_flow import Process, Receive, Use, VirtualTime
 from rlinf_core.advice.search import Simulated
 
-# Seconds of a call, drawn where calls vary.
+# The seconds of a call, drawn at random if calls vary.
 Draw: TypeAlias = Callable[[float], float]
-# Steps before the regime is steady, and those that are measured.
+# Steps before the steady state, and steps that are measured.
 _WARM_UP, _MEASURED, _MEASURED_RANDOM = 3, 4, 40
 
 
@@ -21,9 +21,9 @@ class Exchange(NamedTuple):
     """The messages between env and rollout workers, by rank and stage.
 
     Attributes:
-        rollouts: the rollout workers that act for a stage of an env worker.
-        envs: the env workers that a rollout worker acts for.
-        rows: the rows of a rollout worker's batch.
+        rollouts: the rollout workers that act for a stage of each env worker.
+        envs: the env workers that each rollout worker acts for.
+        rows: the rows of each rollout worker's batch.
         batch: environments of one stage of one env worker.
     """
 
@@ -47,7 +47,7 @@ class Exchange(NamedTuple):
 
     @classmethod
     def pair(cls, batch: int, rows: int, stages: int) -> Exchange:
-        """Return the exchange of one env worker with one rollout worker that stands for others like it."""
+        """Return the exchange of one env worker with one rollout worker, which represents equal pairs."""
         one = [[[0]] * stages]
         return cls(one, one, [[rows] * stages], batch)
 
@@ -56,12 +56,12 @@ class Costs(NamedTuple):
     """Seconds of the parts of a step.
 
     Attributes:
-        env, policy, values: a call, by its rows.
+        env, policy, values: one call, as a function of its rows.
         hop: a message between an env and a rollout worker.
-        sync: new weights on their way.
-        handover: everything else between two phases, trajectories and advantages included.
-        training: the calls of one actor in a step, in this order.
-        move_rollout, move_actor: weights to or from an accelerator; 0 where they stay.
+        sync: the transfer of new weights.
+        handover: everything else between two phases, including trajectories and advantages.
+        training: the calls of one actor in a step, in order.
+        move_rollout, move_actor: moving weights to or from an accelerator; 0 if they stay.
     """
 
     env: Draw
@@ -76,13 +76,13 @@ class Costs(NamedTuple):
 
 
 class VirtualJob(NamedTuple):
-    """The processes of a job, by the accelerators that they have.
+    """The processes of a job and their accelerators.
 
     Attributes:
         env, rollout, actor: the accelerator of each process.
-        exchange: who sends to whom.
-        passes, chunks: passes of a rollout, and the actions of a pass.
-        staleness: steps that rollouts run ahead.
+        exchange: the routes of messages.
+        passes, chunks: the segments of a rollout, and the action chunks of a segment.
+        staleness: the number of steps that rollouts run ahead.
         varies: whether durations are drawn.
     """
 
@@ -97,7 +97,7 @@ class VirtualJob(NamedTuple):
 
 
 def simulate(job: VirtualJob, costs: Costs) -> Simulated:
-    """Return a step of the job once its regime is steady."""
+    """Return a step of the job in its steady state."""
     clock = VirtualTime()
     for rank, device in enumerate(job.env):
         clock.start(_env_worker(clock, job, costs, rank, device))
@@ -107,7 +107,7 @@ def simulate(job: VirtualJob, costs: Costs) -> Simulated:
         clock.start(_actor(clock, costs, device))
     ends: list[float] = []
     first = _WARM_UP + 2 * job.staleness if job.staleness else 1
-    # Steps that run ahead may be long and short in turn.
+    # When rollouts run ahead, long and short steps may alternate.
     turns = job.staleness + 1
     last = first + turns * (_MEASURED_RANDOM // turns if job.varies else _MEASURED if job.staleness else 1)
     clock.start(_driver(clock, job, costs, ends, last))
@@ -146,7 +146,7 @@ def _rollout_worker(clock: VirtualTime, job: VirtualJob, costs: Costs, rank: int
     for step in count():
         yield Receive((_ASKED, "rollout", rank))
         if job.staleness and step:
-            # New weights, between two rollouts.
+            # New weights arrive between two rollouts.
             yield Use(None, costs.sync)
         if costs.move_rollout:
             yield Use(device, costs.move_rollout)

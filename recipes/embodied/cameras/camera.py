@@ -1,6 +1,6 @@
-"""The interface of cameras. numpy only, no vendor's package.
+"""The interface of cameras. Imports numpy but no vendor package.
 
-A camera of your own is a subclass of `CameraDriver` with one method, `read`; `source: package.module:Class` names it.
+A custom camera is a subclass of `CameraDriver` with one method, `read`; `source: package.module:Class` names it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from recipes.embodied.config.camera_config import CameraOptions
 from rlinf_core.errors import RuntimeFailure
 
-# A buffer is not older than this, in seconds; a greater age is one of another clock.
+# The largest plausible age of a buffered frame, in seconds; a greater age comes from another clock.
 _OLDEST: Final = 2.0
 
 
 def taken_at(device_time: float, arrived: float) -> float:
-    """Return when a frame was taken, on `time.monotonic`.
+    """Return the capture time of a frame, on `time.monotonic`.
 
     Args:
         device_time: the time by the device's clock.
-        arrived: the arrival time of the frame, used where the device's time is later, or far earlier.
+        arrived: the arrival time of the frame, used if the device's time is later, or far earlier.
     """
     return device_time if arrived - _OLDEST <= device_time <= arrived else arrived
 
@@ -33,16 +33,16 @@ class CameraError(RuntimeFailure):
     """A camera does not exist, or has taken no frame for too long; `where` is the robot and its address."""
 
     def after_stop(self) -> CameraError:
-        """Return the same error, of a robot that was stopped because of it."""
+        """Return the same error, noting that the robot was stopped because of it."""
         return CameraError(f"{self.message}, so the robot was stopped", where=self.where, why=self.why, help=self.help)
 
 
 class CameraFrame(NamedTuple):
-    """A picture and its moment.
+    """An image and its capture time.
 
     Attributes:
         image: uint8 [H, W, 3], RGB, upright.
-        taken: when, on `time.monotonic`, which is the clock of states, too.
+        taken: the capture time, on `time.monotonic`, as for states.
     """
 
     image: NDArray[np.uint8]
@@ -50,12 +50,12 @@ class CameraFrame(NamedTuple):
 
 
 class CameraView(NamedTuple):
-    """A picture that a person is shown.
+    """An image that is shown to a person.
 
     Attributes:
-        camera: its name.
+        camera: the name of the camera.
         image: uint8 [H, W, 3], RGB, upright.
-        taken: when, on `time.monotonic`.
+        taken: the capture time, on `time.monotonic`.
     """
 
     camera: str
@@ -64,12 +64,12 @@ class CameraView(NamedTuple):
 
 
 class ArmScene(NamedTuple):
-    """The arm and the point to reach, as far as they are known, for rendered views.
+    """The arm and the point to reach, for rendered views.
 
     Attributes:
-        joints: [7], measured, in radians.
-        target: [3], the point to reach, in metres; None: there is none.
-        measured: when, on `time.monotonic`.
+        joints: [7], measured joint angles, in radians.
+        target: [3], the point to reach, in metres; None: no such point.
+        measured: the time of measurement, on `time.monotonic`.
     """
 
     joints: NDArray[np.float64]
@@ -82,9 +82,9 @@ class CameraSetup(NamedTuple):
 
     Attributes:
         name: its name in the observation.
-        options: its entry in the file.
-        serial: serial number of the device; None: it has none.
-        scene: what a rendered view shows now; None: the robot has no scene.
+        options: its entry in the job file.
+        serial: serial number of the device, if it has one.
+        scene: returns the current scene for rendered views; None: the robot has no scene.
     """
 
     name: str
@@ -94,14 +94,14 @@ class CameraSetup(NamedTuple):
 
 
 class CameraDriver(ABC):
-    """A connection to one camera, made, read and closed by one thread.
+    """A connection to one camera, opened, read and closed by one thread.
 
     Args:
         setup: the camera's description.
 
     Attributes:
-        on_demand: whether `read` shows the present moment at once, as a renderer does. It is then called when somebody
-            looks; else a thread calls it again and again.
+        on_demand: whether `read` returns the present view at once, as a renderer does. It is then called on demand;
+            otherwise a thread calls it continually.
 
     Raises:
         CameraError: the device does not exist.
@@ -117,7 +117,7 @@ class CameraDriver(ABC):
         """Wait for the next frame.
 
         Returns:
-            None where none has come within `seconds`.
+            None if no frame has come within `seconds`.
 
         Raises:
             CameraError: the device is gone.

@@ -1,4 +1,4 @@
-"""The cameras of one robot, opened, observed and closed together; a thread of each keeps its newest frame."""
+"""The cameras of one robot, opened, observed and closed together; each has a thread that keeps its newest frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_core import ConfigError, RobotUnit
 from rlinf_core.process.requirements import missing_modules
 from rlinf_core.registry import Registry
 
-# Within which every camera must have given its first frame.
+# The time limit for the first frame of every camera.
 FIRST_FRAME_SECONDS: Final = 10.0
 _SOURCES: Registry[type[CameraDriver]] = Registry(
     "camera source",
@@ -28,7 +28,7 @@ _SOURCES: Registry[type[CameraDriver]] = Registry(
 register_camera = _SOURCES.register
 
 
-# Seconds that one `read` may take, after which the reader looks whether it is to end.
+# The longest wait of one `read`, after which the reader checks whether it should end.
 _READ_SECONDS: Final = 0.2
 _CLOSE_SECONDS: Final = 5.0
 _CORRECT: Final = "correct `read` of its driver"
@@ -36,7 +36,7 @@ _LOOK: Final = "check its cable, and that nothing else uses it; then start again
 
 
 class CameraReader:
-    """Reads one camera, and keeps its newest frame. Safe for threads; a camera `on_demand` is read by its one user.
+    """Reads one camera, and keeps its newest frame. Thread-safe, but an `on_demand` camera is read by its only user.
 
     Args:
         driver: the class of the camera.
@@ -44,7 +44,7 @@ class CameraReader:
         where: the robot, for errors.
 
     Attributes:
-        count: frames so far.
+        count: the number of frames so far.
     """
 
     def __init__(self, driver: type[CameraDriver], setup: CameraSetup, where: str) -> None:
@@ -64,7 +64,7 @@ class CameraReader:
         """Wait for the first frame, until `deadline` on `time.monotonic`.
 
         Raises:
-            CameraError: none has come.
+            CameraError: no frame has come.
         """
         if self._camera is None and not self._ready.wait(max(0.0, deadline - time.monotonic())):
             raise self._error(f"has given no frame within {time.monotonic() - self._begun:.1f} s")
@@ -74,11 +74,10 @@ class CameraReader:
         """Return the newest frame, however old.
 
         Raises:
-            CameraError: the camera has failed, or there was no frame yet.
+            CameraError: the camera has failed, or has taken no frame yet.
         """
         if self._camera is not None:
-            frame = self._camera.read(_READ_SECONDS)
-            self._newest, self.count = frame or self._newest, self.count + (frame is not None)
+            self._take(self._camera)
         fault = self._fault
         if fault is not None:
             if isinstance(fault, CameraError):
@@ -91,10 +90,11 @@ class CameraReader:
         return self._newest
 
     def _check(self, frame: CameraFrame) -> None:
-        """Refuse a frame of another form or on another clock, whose age could not be known.
+        """Refuse a frame of another shape, or without all of `crop`, or with a capture time that is not on
+        `time.monotonic`.
 
         Raises:
-            CameraError: it is one.
+            CameraError: the frame is invalid.
         """
         if not isinstance(cast("object", frame), CameraFrame):
             raise self._error(f"gives {type(frame).__name__} and no `CameraFrame`", help=_CORRECT)
@@ -102,6 +102,12 @@ class CameraReader:
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             gives = f"gives {image.dtype}{list(image.shape)}; pictures are RGB, uint8 [H, W, 3]"
             raise self._error(gives, help=_CORRECT)
+        crop, (height, width, _) = self.setup.options.crop, image.shape
+        if crop is not None and (crop[2] > width or crop[3] > height):
+            raise self._error(
+                f"gives pictures of {width}x{height}, beyond which `crop: {list(crop)}` reaches",
+                help="correct `crop`, or `capture` where the camera gives other sizes",
+            )
         ahead = frame.taken - time.monotonic()
         if ahead > self.setup.options.max_age:
             late = f"gives frames that will be taken in {ahead:.0f} s: a frozen one could not be told"
@@ -111,7 +117,7 @@ class CameraReader:
         """Return the newest frame, if it is not older than `max_age`.
 
         Raises:
-            CameraError: it is, or the camera has failed.
+            CameraError: the frame is older, or the camera has failed.
         """
         frame = self.newest()
         age, most = time.monotonic() - frame.taken, self.setup.options.max_age
@@ -143,10 +149,7 @@ class CameraReader:
         try:
             camera = self._driver(self.setup)
             while not self._closing.is_set():
-                frame = camera.read(_READ_SECONDS)
-                if frame is not None:
-                    self._newest = frame
-                    self.count += 1
+                if self._take(camera):
                     self._ready.set()
         except BaseException as error:  # noqa: BLE001 - whatever a driver raises is raised where frames are taken
             self._fault = error
@@ -154,6 +157,20 @@ class CameraReader:
             self._ready.set()
             if camera is not None:
                 camera.close()
+
+    def _take(self, camera: CameraDriver) -> bool:
+        """Keep the next frame of a camera, with an image of its own: a driver may use one buffer for all of them.
+
+        Returns:
+            Whether there was one in time.
+        """
+        frame = camera.read(_READ_SECONDS)
+        if frame is None:
+            return False
+        is_frame = isinstance(cast("object", frame), CameraFrame)  # anything else is refused where frames are taken
+        self._newest = frame._replace(image=np.array(frame.image)) if is_frame else frame
+        self.count += 1
+        return True
 
     def _error(self, what: str, why: str | None = None, help: str = _LOOK) -> CameraError:
         serial = f" ({self.setup.serial})" if self.setup.serial else ""
@@ -166,12 +183,12 @@ class CameraReader:
 
 
 class CameraState(NamedTuple):
-    """One camera as it is now.
+    """The current state of one camera.
 
     Attributes:
         name: its name in the observation.
         source: its driver.
-        serial: serial number or path of the device; None: it has none.
+        serial: serial number or path of the device, if it has one.
         size: width and height of its frames, in pixels.
         rate: frames per second.
         age: age of the newest frame, in seconds.
@@ -189,17 +206,17 @@ class CameraSet:
     """The open cameras of a robot. Used by one thread.
 
     Args:
-        options: the cameras as the file has them.
+        options: the cameras in the job file.
         robot: the robot's entry, for its `camera_serials` and `camera_type`.
         where: the robot and its address, for errors.
-        scene: what rendered views show now; None: the robot has no scene.
+        scene: returns the current scene for rendered views; None: the robot has no scene.
 
     Attributes:
-        ages: seconds, by camera: how old the frames of the last `observe` were then; NaN before the first.
+        ages: the ages of the frames at the last `observe`, by camera, in seconds; NaN before the first.
 
     Raises:
         ConfigError: a package is missing, or a camera has no serial number or no driver.
-        CameraError: a camera does not exist, or gives no frame.
+        CameraError: a camera does not exist, or sends no frame.
     """
 
     def __init__(
@@ -228,7 +245,7 @@ class CameraSet:
         """Return the newest frame of each camera by name, uint8 [H, W, 3], in the size of the observation.
 
         Raises:
-            CameraError: one is older than its `max_age`, or a camera has failed.
+            CameraError: a frame is older than its `max_age`, or a camera has failed.
         """
         observed: dict[str, NDArray[np.uint8]] = {}
         for reader in self._readers:
@@ -246,21 +263,21 @@ class CameraSet:
         """Check that every camera has a recent frame.
 
         Raises:
-            CameraError: one has none, or has failed.
+            CameraError: a camera has none, or has failed.
         """
         for reader in self._readers:
             reader.fresh()
 
     def views(self) -> list[CameraView]:
-        """Return the newest pictures as they were captured, however old, for a person."""
+        """Return the newest images as captured, however old, for a person."""
         frames = [(reader.setup.name, reader.newest()) for reader in self._readers]
         return [CameraView(name, frame.image, frame.taken) for name, frame in frames]
 
     def states(self) -> list[CameraState]:
-        """Return how the cameras are now.
+        """Return the current states of the cameras.
 
         Raises:
-            CameraError: one has failed.
+            CameraError: a camera has failed.
         """
         states: list[CameraState] = []
         for reader in self._readers:
@@ -279,8 +296,7 @@ class CameraSet:
         return {name: np.array([age], np.float32) for name, age in self.ages.items()}
 
     def take_ages(self) -> dict[str, tuple[float, int]]:
-        """Return the sum of the ages of observed frames in seconds, and how many these were, by camera, since the last
-        call."""
+        """Return the summed ages, in seconds, of frames observed since the last call, and their number, by camera."""
         ages, self._ages = self._ages, {}
         return ages
 
@@ -290,7 +306,7 @@ class CameraSet:
             reader.close()
 
     def _driver(self, name: str, scene: Callable[[], ArmScene] | None) -> type[CameraDriver]:
-        """Return the driver of a camera, whose packages are there."""
+        """Return the driver of a camera, after checking that its packages are installed."""
         camera = self.options.cameras[name]
         source = camera.source_on(self._type)
         at = f"options.cameras.{name}"
@@ -330,9 +346,9 @@ Box = tuple[int, int, int, int]
 
 
 def fitted(image: NDArray[np.uint8], options: CameraOptions) -> NDArray[np.uint8]:
-    """Return a picture [H, W, 3] in the size of the observation, without distortion where no `crop` is given.
+    """Return an image [H, W, 3] in the size of the observation, without distortion unless `crop` is given.
 
-    Every pixel is the mean of those that it covers, as a camera's own would be.
+    Every pixel is the mean of the pixels that it covers, as a camera's own would be.
     """
     height, width = image.shape[:2]
     box = options.crop or middle(height, width, options.height, options.width)
@@ -345,7 +361,7 @@ def fitted(image: NDArray[np.uint8], options: CameraOptions) -> NDArray[np.uint8
 
 
 def middle(height: int, width: int, wanted_height: int, wanted_width: int) -> Box:
-    """Return the largest box around the middle of a picture that has the shape of another size."""
+    """Return the largest centered box of an image that has the aspect ratio of another size."""
     share = min(width / wanted_width, height / wanted_height)
     wide, high = min(width, round(share * wanted_width)), min(height, round(share * wanted_height))
     left, top = (width - wide) // 2, (height - high) // 2

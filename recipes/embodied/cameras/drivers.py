@@ -1,8 +1,6 @@
-"""Drivers of cameras: Linux devices (V4L2, by OpenCV), Intel RealSense (pyrealsense2), and recordings, to try a job
-without a camera.
-"""
+"""Camera drivers: Linux devices (V4L2, by OpenCV), Intel RealSense (pyrealsense2), and recordings."""
 
-# OpenCV and pyrealsense2 are optional packages; the latter has no types.
+# OpenCV and pyrealsense2 are optional packages; the latter is untyped.
 # pyright: reportMissingImports=false, reportMissingModuleSource=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -22,7 +20,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.pictures import decoded, read_video
 from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup, taken_at
 
-# Links of devices, whose names hold the serial numbers that USB cameras report.
+# Symbolic links to devices; their names contain the serial numbers that USB cameras report.
 BY_ID: Final = Path("/dev/v4l/by-id")
 _NUMBERED: Final = re.compile(r"/dev/video(\d+)")
 _PICTURES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -39,7 +37,7 @@ class V4l2Camera(CameraDriver):
         self._device = setup.options.path or device_of(setup)
         width, height = setup.options.capture
         numbered = _NUMBERED.fullmatch(os.path.realpath(self._device))
-        # By number, as every version of OpenCV opens devices of V4L2.
+        # Every version of OpenCV opens V4L2 devices by number.
         self._capture: Any = None if numbered is None else cv2.VideoCapture(int(numbered[1]), cv2.CAP_V4L2)
         if self._capture is None or not self._capture.isOpened():
             raise CameraError(
@@ -51,12 +49,19 @@ class V4l2Camera(CameraDriver):
             (cv2.CAP_PROP_FRAME_WIDTH, width),
             (cv2.CAP_PROP_FRAME_HEIGHT, height),
             (cv2.CAP_PROP_FPS, setup.options.fps),
-            (cv2.CAP_PROP_BUFFERSIZE, 1),  # the newest frame, not the oldest one that waits
+            (cv2.CAP_PROP_BUFFERSIZE, 1),  # keep the newest frame, not the oldest one
         ):
             self._capture.set(name, value)
+        size = [round(self._capture.get(name)) for name in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)]
+        if size != [width, height]:
+            self.close()
+            raise CameraError(
+                f"camera `{setup.name}` takes pictures of {size[0]}x{size[1]}, not {width}x{height}",
+                help=f"write `capture: {size}`, or another size of `v4l2-ctl --list-formats-ext`",
+            )
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `CameraDriver`; V4L2 reports the time on the monotonic clock."""
+        """See `CameraDriver`; V4L2 reports times on the monotonic clock."""
         read, picture = self._capture.read()
         now = time.monotonic()
         if not read:
@@ -74,7 +79,7 @@ def device_of(setup: CameraSetup) -> str:
     """Return the device file of the camera with a serial number.
 
     Raises:
-        CameraError: it does not exist, or there are several.
+        CameraError: there is no such device, or several.
     """
     present = sorted(BY_ID.glob("*-video-index0")) if BY_ID.is_dir() else []
     serial = setup.serial or ""
@@ -92,7 +97,7 @@ def device_of(setup: CameraSetup) -> str:
 
 
 class RealsenseCamera(CameraDriver):
-    """The colour stream of a RealSense."""
+    """The color stream of a RealSense."""
 
     def __init__(self, setup: CameraSetup) -> None:
         super().__init__(setup)
@@ -118,7 +123,7 @@ class RealsenseCamera(CameraDriver):
         self._open = True
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `CameraDriver`; the time is the device's own where it reports it on this machine's clock."""
+        """See `CameraDriver`; the capture time is the device's own if it reports that on this machine's clock."""
         arrived, frames = self._pipeline.try_wait_for_frames(round(1000 * seconds))
         now = time.monotonic()
         color = frames.get_color_frame() if arrived else None
@@ -136,7 +141,7 @@ class RealsenseCamera(CameraDriver):
 
 
 class RecordedCamera(CameraDriver):
-    """Shows the frames of `path` at `fps`, in order, and begins anew at the end."""
+    """Replays the frames in `path` at `fps`, in a loop."""
 
     def __init__(self, setup: CameraSetup) -> None:
         super().__init__(setup)
@@ -159,7 +164,7 @@ class RecordedCamera(CameraDriver):
             return None
         time.sleep(max(0.0, self._due - now))
         taken = time.monotonic()
-        # A machine that was busy misses frames, as a camera does.
+        # A busy machine skips frames, as a camera does.
         self._due = max(self._due + 1 / self.setup.options.fps, taken)
         return CameraFrame(next(self._pictures), taken)
 

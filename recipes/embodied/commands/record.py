@@ -11,7 +11,7 @@ from rlinf_cli.console import console
 
 
 @command(
-    "rlinf record laptop -o demos/pick -n 50",
+    "rlinf record embodied/pick-laptop -o demos/pick -n 50",
     "rlinf record robot.yaml --device spacemouse -o demos/mine -n 20",
     "rlinf record runs/embodied-20260314-101502 -o learned --successes-only",
     heading="Robots",

@@ -1,19 +1,19 @@
-"""`algorithm` of the embodied recipe: what every algorithm has, and the keys of policy gradients.
+"""`algorithm` of the embodied recipe: the keys of every algorithm, and the keys of policy gradients.
 
-Those of off-policy algorithms stand beside their losses, in `off_policy`.
+The keys of off-policy algorithms are beside their losses, in `off_policy`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from pydantic import Field
 
 from recipes.sections.algorithm import LOSSES, OTHER_LOSSES, AdvantageType, AlgorithmConfig
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import Count, Fraction
-from rlinf_core.config.model import Variant
+from rlinf_core import ConfigModel, Count, Fraction
+from rlinf_core.config.model import Variant, options_of
 from rlinf_core.config.sections.values import Level, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from rlinf_core.scalars import Bool, Text
 
@@ -25,7 +25,7 @@ class OffPolicyType(NamedTuple):
     summary: str
 
 
-# By name, as they compute with what the configuration describes.
+# Classes are named, since their modules import torch and this configuration.
 ALGORITHMS: Final[Mapping[str, OffPolicyType]] = {
     "sac": OffPolicyType("recipes.embodied.off_policy.sac:Sac", "soft actor-critic"),
     "td3": OffPolicyType("recipes.embodied.off_policy.td3:Td3", "a deterministic policy and delayed updates"),
@@ -68,14 +68,56 @@ class LearningConfig(Variant):
     )
 
 
-class PolicyGradientConfig(LearningConfig, AlgorithmConfig):
-    """The keys of policy gradients."""
+class PolicyGradientOptions(ConfigModel, extra="allow"):
+    """Options of built-in advantages and losses. Those of a component of your own may have any name."""
 
-    loss_type: LossName = "actor_critic"
-    update_epoch: Count = 6
+    normalize_advantages: Bool = Field(
+        default=True, description="Normalize the advantages of a step to mean 0 and standard deviation 1."
+    )
     filter_rewards: Bool = Field(
         default=False, description="Drop groups whose rewards are all equal; under GRPO they carry no learning signal."
     )
+
+
+class ActorCriticOptions(PolicyGradientOptions):
+    """Options of `actor_critic` and its advantages."""
+
+    critic_warmup_steps: NonNegativeInt = Field(
+        default=0,
+        description="Initial training steps that train only the value head, for a pretrained policy with an untrained"
+        " head.",
+    )
+    gae_lambda: Fraction = Field(default=0.95, description="Lambda of GAE.")
+    value_clip: PositiveFloat | None = Field(
+        default=None,
+        description="Value clipping: largest change of a value in one training step, in units of return; null: none.",
+    )
+    value_weight: PositiveFloat = Field(
+        default=1.0,
+        description="Weight of the value loss, half the squared error, relative to the policy loss.",
+    )
+
+
+_OPTIONS: Final = (
+    "The keys of this advantage and this loss alone (docs/embodied.md), and parameters of a custom one; its pydantic"
+    " model, if any, validates them."
+)
+if TYPE_CHECKING:
+    _Options: TypeAlias = dict[str, Any]
+    _ActorCriticOptions: TypeAlias = dict[str, Any]
+else:
+    _Options, _ActorCriticOptions = options_of(PolicyGradientOptions), options_of(ActorCriticOptions)
+
+
+class PolicyGradientConfig(LearningConfig, AlgorithmConfig):
+    """The keys of policy gradients."""
+
+    built_in: ClassVar[type[PolicyGradientOptions]] = PolicyGradientOptions
+    of_others: ClassVar[Mapping[str, str]] = dict.fromkeys(ActorCriticOptions.model_fields, "`loss_type: actor_critic`")
+
+    loss_type: LossName = "actor_critic"
+    options: _Options = Field(default_factory=dict[str, Any], description=_OPTIONS)
+    update_epoch: Count = 6
     normalize_rewards: Bool = Field(
         default=False,
         description="Divide rewards by the running standard deviation of discounted returns, and clip them to -10..10."
@@ -97,15 +139,21 @@ class PolicyGradientConfig(LearningConfig, AlgorithmConfig):
         " policy loss; every micro batch adds as many demonstration rows. 0: none.",
     )
 
+    @property
+    def settings(self) -> PolicyGradientOptions:
+        return self.built_in.model_validate(self.options)
+
 
 def policy_gradient_of(section: LearningConfig) -> PolicyGradientConfig:
     """Return the section `algorithm` of a job that learns on-policy.
 
     Raises:
-        TypeError: it learns off-policy.
+        TypeError: the job learns off-policy.
     """
     if not isinstance(section, PolicyGradientConfig):
-        raise TypeError(f"`loss_type: {section.loss_type}` learns off-policy")
+        raise TypeError(
+            f"`loss_type: {section.loss_type}` learns off-policy: `OffPolicyActor` and `OffPolicyRolloutWorker` run it"
+        )
     return section
 
 
@@ -114,32 +162,22 @@ class ActorCriticConfig(PolicyGradientConfig):
 
     others: ClassVar[tuple[str, ...]] = ("package.module:name",)
 
+    built_in: ClassVar[type[PolicyGradientOptions]] = ActorCriticOptions
+
     loss_type: LossName = "actor_critic"
     adv_type: AdvantageType = "gae"
-    critic_warmup_steps: NonNegativeInt = Field(
-        default=0,
-        description="Initial training steps that train only the value head, for a pretrained policy with an untrained"
-        " head.",
-    )
-    gae_lambda: Fraction = Field(default=0.95, description="Lambda of GAE.")
-    value_clip: PositiveFloat | None = Field(
-        default=None,
-        description="Value clipping: largest change of a value in one training step, in units of return; null: none.",
-    )
-    value_weight: PositiveFloat = Field(
-        default=1.0,
-        description="Weight of the value loss, half the squared error, relative to the policy loss.",
-    )
+    options: _ActorCriticOptions = Field(default_factory=dict[str, Any], description=_OPTIONS)
 
     @classmethod
     def takes(cls, name: str) -> bool:
-        """Return whether it is `actor_critic`, or a loss of the user's own."""
+        """Return whether `name` is `actor_critic` or a custom loss."""
         return ":" in name or super().takes(name)
 
 
 def warmup_steps(algorithm: PolicyGradientConfig) -> int:
-    """Return how many training steps train the value head alone."""
-    return algorithm.critic_warmup_steps if isinstance(algorithm, ActorCriticConfig) else 0
+    """Return how many training steps train only the value head."""
+    settings = algorithm.settings
+    return settings.critic_warmup_steps if isinstance(settings, ActorCriticOptions) else 0
 
 
 class GroupConfig(PolicyGradientConfig):

@@ -11,12 +11,12 @@ from rlinf_core.config.tree import Path
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig
 
-# Optimizer steps in one pass over the samples where the file gives no batch size; the first that divides is taken.
+# Optimizer steps per pass over the samples if the file sets no batch size; the first that divides evenly is taken.
 _STEPS_A_PASS = (4, 5, 3)
 
 
 def samples_of_a_step(config: EmbodiedConfig) -> int:
-    """Return how many samples, chunks of actions, a training step has over all actors."""
+    """Return the number of samples (action chunks) of a training step over all actors."""
     train = config.env.train
     chunks = -(-train.max_steps_per_rollout_epoch // config.actor.model.num_action_chunks)
     return train.total_num_envs * chunks * train.rollout_epoch
@@ -35,14 +35,14 @@ def divides_among(config: EmbodiedConfig, workers: int) -> bool:
 
 
 def samples_of_an_actor(samples: int, actors: int) -> int:
-    """Return the number of samples per actor; the last ones are padding where they do not divide evenly."""
+    """Return the number of samples per actor; if they do not divide evenly, the last ones are padding."""
     return -(-samples // actors)
 
 
 def batch_sizes(config: EmbodiedConfig, actors: int) -> tuple[int, int]:
-    """Return the samples of an optimizer step on one actor, and those of a forward and backward pass.
+    """Return the samples of an optimizer step on one actor, and of a forward and backward pass.
 
-    Without `actor.global_batch_size` a pass over the samples takes about four optimizer steps.
+    Without `actor.global_batch_size`, a pass over the samples takes about four optimizer steps.
     """
     total = config.actor.global_batch_size
     if total is not None:
@@ -55,7 +55,7 @@ def batch_sizes(config: EmbodiedConfig, actors: int) -> tuple[int, int]:
 
 
 def check_batches(config: EmbodiedConfig, actors: int, report: Report) -> None:
-    """Report a batch size that does not divide, with one that divides by everything that it has to."""
+    """Report a batch size that does not divide evenly, and suggest one that does."""
     actor, train, chunk = config.actor, config.env.train, config.actor.model.num_action_chunks
     total, micro = actor.global_batch_size, actor.micro_batch_size
     if total is None or train.max_steps_per_rollout_epoch % chunk:

@@ -1,4 +1,4 @@
-"""Cameras of real robots, `options.cameras` of their environments. Imports neither numpy nor a vendor's package."""
+"""Cameras of real robots, `options.cameras` of their environments. Imports neither numpy nor a vendor package."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ View = Literal["front", "side", "above", "wrist", "drawing"]
 
 
 class CameraSource(NamedTuple):
-    """A kind of camera with a driver here.
+    """A kind of camera with a built-in driver.
 
     Attributes:
         target: the subclass of `CameraDriver`, as `package.module:Class`.
-        modules: what has to be installed.
-        install: what pip calls it.
-        keys: the options that it takes besides those of all cameras.
-        attached: whether it is a device of the robot, one of `camera_serials`.
+        modules: the modules that it requires.
+        install: the packages of these modules, as named by pip.
+        keys: its options besides the common ones.
+        attached: whether it is a device of the robot, with a number in `camera_serials`.
     """
 
     target: str
@@ -34,7 +34,7 @@ class CameraSource(NamedTuple):
     attached: bool = True
 
 
-# Names of makes are those of `camera_type`.
+# Names of makes are the values of `camera_type`.
 CAMERA_SOURCES: Final[Mapping[str, CameraSource]] = {
     "realsense": CameraSource(
         f"{_FOLDER}.drivers:RealsenseCamera",
@@ -56,7 +56,7 @@ CAMERA_SOURCES: Final[Mapping[str, CameraSource]] = {
         attached=False,
     ),
 }
-# What a view of the scene needs that is rendered.
+# The module and package that a rendered view of the scene needs.
 RENDERER: Final = ("mujoco", "rlinf-cli[mujoco]")
 _OWN: Final = ("serial", "path", "capture", "options")
 _SPECIAL: Final = ("serial", "path", "capture", "view", "options")
@@ -131,7 +131,7 @@ class CameraOptions(ConfigModel):
         return self.source is None or (self.source in CAMERA_SOURCES and CAMERA_SOURCES[self.source].attached)
 
     def modules(self, camera_type: str) -> tuple[tuple[str, str], ...]:
-        """Return the modules that the camera needs, each with what pip calls it."""
+        """Return the modules that the camera needs, each with its package name for pip."""
         source = CAMERA_SOURCES.get(self.source_on(camera_type))
         if source is None:
             return (("PIL", "pillow"),)
@@ -160,7 +160,7 @@ class RobotEnvOptions(ConfigModel):
         return {name: (camera.height, camera.width, 3) for name, camera in self.cameras.items()}
 
     def serials(self, robot_serials: tuple[str, ...]) -> dict[str, str | None]:
-        """Return the serial number of each camera on a robot; None: it has none, or none is left for it."""
+        """Return the serial number of each camera on a robot; None: the camera has none, or the robot lists too few."""
         left = iter(robot_serials)
         return {
             name: next(left, None) if camera.takes_serial else camera.serial for name, camera in self.cameras.items()

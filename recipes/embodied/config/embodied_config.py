@@ -1,7 +1,7 @@
 """Configuration of the embodied recipe: sections and defaults. `rules` holds the constraints between them.
 
 The defaults train a Franka arm to pick a block, in about a minute on two CPU cores. Recipe `sft` shares the sections of
-a policy and of environments that it acts in.
+the policy and of the environments.
 """
 
 from __future__ import annotations
@@ -130,9 +130,11 @@ def facts(config: PolicyJob) -> dict[str, str | int | float | bool | None]:
     model = config.actor.model.model_dump()
     shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
     named = {f"actor.model.{name}": model[name] for name in shaping if name in model}
-    # The options of a custom model are assumed to determine its shapes.
-    options = config.actor.model.options.items()
-    named |= {f"actor.model.options.{key}": value for key, value in options if isinstance(value, str | int | float)}
+    # The options of a custom model may determine its shapes.
+    options = {key: value for key, value in config.actor.model.options.items() if key != "ensemble"}
+    named |= {
+        f"actor.model.options.{key}": value for key, value in options.items() if isinstance(value, str | int | float)
+    }
     train = config.env.train
     return {**named, "env.train.env_type": train.env_type, "env.train.task": train.task}
 
@@ -191,7 +193,7 @@ class EmbodiedConfig(PolicyJob):
 
 
 def group_size(config: PolicyJob, environments: EnvironmentConfig) -> int:
-    """Return how many environments share each start; evaluations compare none."""
+    """Return how many environments share each start; always 1 in evaluations."""
     if isinstance(config, EmbodiedConfig) and environments is config.env.train:
         return config.algorithm.group_size
     return 1
@@ -200,12 +202,10 @@ def group_size(config: PolicyJob, environments: EnvironmentConfig) -> int:
 def resets_each_pass(config: EmbodiedConfig) -> bool:
     """Return whether every training pass resets all environments.
 
-    Without values nothing stands in for the rewards that come after a pass; members of a group are only comparable
-    over whole episodes; robots cannot return to where they were.
+    Without values nothing estimates the rewards after a pass; members of a group are comparable only over whole
+    episodes; robots cannot return to an earlier state.
     """
     train = config.env.train
-    if train.reset_each_pass is not None:
-        return train.reset_each_pass
     return (
         is_robot(train.env_type)
         or not train.auto_reset
@@ -215,7 +215,7 @@ def resets_each_pass(config: EmbodiedConfig) -> bool:
 
 
 def uses_values(config: EmbodiedConfig) -> bool:
-    """Return whether advantages use values; of a user's own it is assumed where the model has some."""
+    """Return whether advantages use values; a custom advantage is assumed to if the model has a value head."""
     algorithm = config.algorithm
     if not isinstance(algorithm, PolicyGradientConfig) or algorithm.adv_type == "gae":
         return True
@@ -229,4 +229,4 @@ def comparing_setting(config: EmbodiedConfig) -> str | None:
         return None
     if algorithm.adv_type in GROUP_ADVANTAGES:
         return f"adv_type: {algorithm.adv_type}"
-    return "filter_rewards: true" if algorithm.filter_rewards else None
+    return "filter_rewards: true" if algorithm.settings.filter_rewards else None

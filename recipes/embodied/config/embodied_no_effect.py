@@ -1,21 +1,20 @@
-"""Keys of the embodied recipes that have no effect in combination with others: the tables of `EmbodiedConfig` and
-`SftConfig`.
+"""Keys of the embodied recipes without effect in combination with others: tables of `EmbodiedConfig` and `SftConfig`.
 
-Keys that a section alone decides about have their rules there.
+Keys whose effect depends on their own section alone have their rules there.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from recipes.embodied.config.off_policy_settings import is_off_policy, method_of
+from recipes.embodied.config.off_policy_settings import is_off_policy
+from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.no_effect import (
     NOT_TRAINED,
-    WITHIN_GROUPS,
+    adv_type,
     checkpoints_of,
     compares_within_groups,
     discount_of_total_rewards,
-    lambda_without_values,
     of_one_rank,
 )
 from rlinf_core import IgnoredKeys
@@ -36,30 +35,10 @@ OFF_POLICY: Final = (
         lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, using action values",
         because=_LOSS_TYPE,
     ),
-    IgnoredKeys(
-        ("algorithm.replay.demonstrations_share",),
-        lambda config, sizes: _learns_off_policy(config, sizes) and method_of(config.algorithm).records_alone,
-        lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from demonstrations alone",
-        because=_LOSS_TYPE,
-    ),
-    IgnoredKeys(
-        ("algorithm.replay.demonstrations_share",),
-        lambda config, sizes: not config.data.train_data_paths,
-        "there are no demonstrations",
-        "remove it, or write `data.train_data_paths`",
-        because=("data.train_data_paths",),
-    ),
-    IgnoredKeys(
-        ("algorithm.replay.interventions_share",),
-        lambda config, sizes: config.env.train.intervention.source == "none",
-        "there are no interventions",
-        "remove it, or name an `env.train.intervention.source`",
-        because=("env.train.intervention.source",),
-    ),
 )
 
 
-# Policies without a model of transformers in them.
+# Policies that contain no transformers model.
 SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy", "squashed_policy", "steered_policy")
 _OPENVLA: Final = ("openvla", "openvla_oft")
 # The components that evaluate in recipe `sft`.
@@ -83,7 +62,7 @@ def _is_lerobot(config: Any, sizes: WorldSizes) -> bool:
     return config.actor.model.model_type == "lerobot"
 
 
-# Rules of both recipes, which share these sections.
+# Rules of both recipes for the sections that they share.
 _OF_BOTH: Final = (
     IgnoredKeys(
         ("actor.fsdp_config.gradient_checkpointing",),
@@ -137,7 +116,13 @@ EMBODIED: Final = (
         because=("runner.val_check_interval",),
         severity=Severity.NOTE,
     ),
-    lambda_without_values("`adv_type: gae` and `loss_type: actor_critic`"),
+    IgnoredKeys(
+        ("algorithm.options.gae_lambda",),
+        lambda config, sizes: config.algorithm.adv_type in ADVANTAGES and config.algorithm.adv_type != "gae",
+        lambda config: f"{adv_type(config)} uses no value estimates",
+        "remove it, or write `adv_type: gae` and `loss_type: actor_critic`",
+        because=("algorithm.adv_type",),
+    ),
     discount_of_total_rewards(
         lambda config, sizes: (
             not _learns_off_policy(config, sizes)
@@ -152,13 +137,19 @@ EMBODIED: Final = (
         because=("algorithm.adv_type",),
     ),
     IgnoredKeys(
-        ("algorithm.value_clip", "algorithm.value_weight", "actor.optim.value_lr"),
+        ("algorithm.options.value_clip", "algorithm.options.value_weight", "actor.optim.value_lr"),
         lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
         "no values are trained",
         "remove it, or write `loss_type: actor_critic` and `adv_type: gae`",
         because=("algorithm.loss_type", "actor.model.add_value_head"),
     ),
-    WITHIN_GROUPS,
+    IgnoredKeys(
+        ("algorithm.options.normalize_advantages",),
+        compares_within_groups,
+        lambda config: f"{adv_type(config)} compares samples within groups",
+        "remove it; `adv_type: dr_grpo` does not divide by the standard deviation",
+        because=("algorithm.adv_type",),
+    ),
     IgnoredKeys(
         ("algorithm.target_kl",),
         lambda config, sizes: config.algorithm.update_epoch == 1,

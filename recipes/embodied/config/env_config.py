@@ -10,7 +10,6 @@ from typing import (
     Any,
     ClassVar,
     Final,
-    Literal,
     Self,
     TypeAlias,
     TypeVar,
@@ -38,9 +37,8 @@ from recipes.embodied.config.intervention_types import (
 )
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
-from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoOptions, V, Variant, chosen, kind_of_section, one_of, several
-from rlinf_core.config.sections.values import NonNegativeInt, PositiveFloat
+from rlinf_core.config.sections.values import GroupName, NonNegativeInt, PositiveFloat
 from rlinf_core.registry import import_target
 from rlinf_core.scalars import Bool, Data, Text, problem
 
@@ -48,31 +46,18 @@ EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES), instead=F
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
 _SIMULATORS = ", ".join(f"`{known.task}` ({name})" for name, known in ENV_TYPES.items() if known.task)
 _WITH_IDS = " and ".join(name for name in ENV_TYPES if has_ids(name))
-# Evaluation must not see the starts that training saw.
+# Evaluation must not reuse the starts of training.
 EVAL_SEED_OFFSET = 1_000_000
 
 
 class VideoConfig(ConfigModel):
     """Videos of episodes."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("fps", "episodes"),
-            lambda video, sizes: not video.save_video,
-            "training writes no videos: `save_video` is false",
-            "remove it, or write `save_video: true`; `rlinf eval --play`, `rlinf record` and `rlinf eval` read it",
-            because=("save_video",),
-            severity=Severity.NOTE,
-        ),
-    )
-
     save_video: Bool = Field(
         default=False,
         description="Write videos of the episodes of every evaluation, one per kind of episode end, into `videos` in"
         " the run folder.",
     )
-    fps: Count = Field(default=20, description="Frames per second; each action is one frame.")
-    episodes: Count = Field(default=9, description="Episodes per video, side by side.")
 
 
 class InterventionConfig(Variant):
@@ -120,16 +105,6 @@ if TYPE_CHECKING:
     Judge: TypeAlias = JudgeConfig
 else:
     Intervention, Judge = one_of(INTERVENTIONS), one_of(_JUDGES)
-
-
-class InferenceConfig(ConfigModel):
-    """The joining of the chunks that a policy predicts."""
-
-    chunking: Literal["wait", "ensemble"] = Field(
-        default="wait",
-        description="What is carried out: wait, each chunk after the one before; ensemble, of each action the mean over"
-        " the chunks that predict it (arXiv 2304.13705), of which the i-th oldest weighs exp(-0.01 i).",
-    )
 
 
 class EnvironmentConfig(Variant):
@@ -197,7 +172,7 @@ class _WithIdConfig(ConfigModel):
             error = problem("conflicting-settings", message, help=f"remove one of the two, or write `task: {kind}`")
             raise several([(("env_type",), error, kind)])
         read = validate({**section, "env_type": GYMNASIUM, "task": kind})
-        read.model_fields_set.discard("task")  # the file has no such key to point at
+        read.model_fields_set.discard("task")  # the file has no such key to report
         return read
 
 
@@ -238,17 +213,6 @@ class TrainEnvironmentConfig(RecordedEnvironmentConfig):
     max_steps_per_rollout_epoch: Count = Field(
         default=50, description="Steps of every environment in one rollout pass; evaluations run whole episodes."
     )
-    reset_each_pass: Bool | None = Field(
-        default=None,
-        description="Reset all environments at the start of every pass instead of continuing unfinished episodes."
-        " Evaluations always do. Default: true for robots, without `auto_reset`, and for advantages"
-        " without values (grpo, reinforce_pp); else false.",
-    )
-    mask_after_success: Bool = Field(
-        default=False,
-        description="Exclude the steps after an episode's first success from training; useful with"
-        " `ignore_terminations`.",
-    )
 
 
 class SteppedConfig(ConfigModel):
@@ -287,28 +251,23 @@ class EvalEnvironmentConfig(EnvironmentConfig):
     follows: ClassVar[str] = "train"
     _in_training: RecordedEnvironmentConfig = PrivateAttr(default_factory=RecordedEnvironmentConfig)
 
-    video_cfg: VideoConfig = Field(
-        default_factory=VideoConfig, description="Videos of episodes: save_video, fps, episodes."
-    )
-    inference: InferenceConfig = Field(
-        default_factory=InferenceConfig,
-        description="Temporal ensembling in evaluations and videos: chunking.",
-    )
+    video_cfg: VideoConfig = Field(default_factory=VideoConfig, description="Videos of episodes: save_video.")
 
     @property
     def in_training(self) -> RecordedEnvironmentConfig:
         return self._in_training
 
     def counted_as(self, training: RecordedEnvironmentConfig) -> EvalEnvironmentConfig:
-        """Return these environments with steps and episodes that count as those of another section."""
+        """Return these environments with steps and episodes counted as in another section."""
         counted = self.model_copy()
         counted._in_training = training  # pyright: ignore[reportAttributeAccessIssue] - what is private may change
         return counted
 
 
 def kinds_of(section: type[E]) -> tuple[type[E], ...]:
-    """Return a section of environments for each kind, the default first: one for each model of options, with and
-    without processes, which are those of training."""
+    """Return the variants of a section, the default first: one for each model of options, with or without the keys of
+    processes, which evaluations do not have.
+    """
     by_keys: dict[tuple[str | None, bool], list[str]] = {}
     for name, known in ENV_TYPES.items():
         stepped = known.processes is not None and issubclass(section, RecordedEnvironmentConfig)
@@ -341,35 +300,35 @@ else:
 
 
 def stepping(environments: EnvironmentConfig) -> SteppedConfig:
-    """Return the settings of the processes that step environments; those of none where they have none."""
+    """Return the settings of the processes that step environments; the default without processes."""
     training = environments.in_training
     return training if isinstance(training, SteppedConfig) else SteppedConfig()
 
 
-# What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
+# Settings that evaluation does not inherit; it takes all others that it leaves out from `env.train`.
 _EVAL_OWN: Final = {"rollout_epoch": 1}
-# What means something else to another kind of environment.
+# Keys whose meaning depends on the kind of environment.
 _OF_KIND: Final = frozenset({"env_type", "options", *EnvironmentConfig.of_kind})
 
 
 def _as_in_training(evaluation: EvalEnvironmentConfig, train: RecordedEnvironmentConfig) -> EvalEnvironmentConfig:
     own = {name: getattr(evaluation, name) for name in evaluation.model_fields_set}
     if evaluation.task is not None:
-        own["task"] = evaluation.task  # of an id in `env_type`, too
+        own["task"] = evaluation.task  # also of an id in `env_type`
     inherited = type(train).model_fields.keys() & type(evaluation).model_fields.keys()
     if "env_type" in own and evaluation.env_type != train.env_type:
         keeps_task = train.task is not None and share_task(train.task, train.env_type, evaluation.env_type)
         inherited -= _OF_KIND - ({"task"} if keeps_task else set())
     seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
     values = {name: getattr(train if name in inherited else evaluation, name) for name in type(evaluation).model_fields}
-    # What counts as given is what the file gives to the evaluation itself.
+    # Only what the file sets in `env.eval` itself counts as given.
     return evaluation.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own}).counted_as(train)
 
 
 class EnvSection(ConfigModel):
     """The workers that step environments."""
 
-    group_name: Text = Field(
+    group_name: GroupName = Field(
         default="EnvGroup", description="Name of the worker group, by which other components address it."
     )
     train: RecordedEnvironments = Field(
@@ -385,7 +344,7 @@ class EnvSection(ConfigModel):
     @model_validator(mode="wrap")
     @classmethod
     def _evaluate_as_trained(cls, written: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fill what an evaluation leaves out, its kind first, which chooses the keys that it may have."""
+        """Fill what an evaluation leaves out; first its kind, which determines its keys."""
         if not isinstance(written, dict):
             return validate(written)
         section = cast("dict[str, Any]", written)

@@ -1,4 +1,4 @@
-"""The table of environments by `env_type`: the one place that names them."""
+"""The table of environments by `env_type`, the only place that lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIMULATORS: Final = f"{_FOLDER}.simulators"
 _NO_OPTIONS: Final = "rlinf_core.config.model:NoOptions"
 _ROBOT_OPTIONS: Final = "recipes.embodied.config.camera_config:RobotEnvOptions"
 _FRANKA_OPTIONS: Final = "recipes.embodied.config.camera_config:FrankaRobotOptions"
-# Type of hardware of environments that a robot's own `driver` moves, whatever type it is declared as.
+# The hardware type of environments that move a robot by its own `driver`, whatever type the robot is declared as.
 DRIVEN: Final = "Robot"
 
 
@@ -19,7 +19,9 @@ _SHIPPED_DRIVERS: Final[Mapping[str, str]] = {"SO101": f"{_FOLDER}.real.so101:SO
 
 
 def driver_of(robot: object) -> str | None:
-    """Return the driver of a robot's entry, `package.module:Class`: the one that it names, else ours; None: neither."""
+    """Return a robot's driver as `package.module:Class`: the one that its entry names, else ours; None if neither
+    exists.
+    """
     named: str | None = getattr(robot, "driver", None)
     return named or _SHIPPED_DRIVERS.get(type(robot).__name__)
 
@@ -29,20 +31,19 @@ class EnvType(NamedTuple):
 
     Attributes:
         target: the subclass of `VectorEnv`, as `package.module:Class`.
-        tasks: values of `task`, the default first; empty where `task` is an id of the simulator's own, or any words.
-        module: what has to be installed besides; None: nothing.
-        robot: type of the hardware that each env worker owns one of; None: a simulator.
-        observes: names of its observations, of a robot besides its cameras; None where that depends on the task.
-        max_episode_steps: its limit; None where that depends on the task.
+        tasks: values of `task`, the default first; empty if `task` is an id of the simulator, or free text.
+        module: the module that it requires; None: none.
+        robot: type of the hardware, one of which each env worker owns; None: a simulator.
+        observes: names of its observations, without a robot's cameras; None if they depend on the task.
+        max_episode_steps: its limit; None if it depends on the task.
         options: the model of its options, as `package.module:Class`; None: any.
-        task: the default of a simulator in a package of its own, whose tasks are not listed here; None: it is none.
-        processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
-            worker's own process.
-        install: what pip installs for it; None: the module, or for a simulator what `rlinf venv setup` installs.
-        action_size, control_hz: the action size and control rate of one that is not made to be asked, where all of its
-            tasks have the same: numbers in an action, and actions per second; else 0 and None.
-        stored_sets: the sets of tasks whose starts are states that their makers stored, which `rlinf venv check` tries.
-            Empty: the simulator draws its starts itself.
+        task: the default task of a simulator package, whose tasks are not listed here; None for other environments.
+        processes: default number of simulator processes of a worker; None: always stepped in the worker's own process.
+        install: the package for pip; None: named as the module, or installed by `rlinf venv setup`.
+        action_size, control_hz: the numbers in an action and the actions per second, if equal for all tasks,
+            for checks that do not create the environment; else 0 and None.
+        stored_sets: task sets whose starts are states stored by their authors, checked by `rlinf venv check`; empty:
+            the simulator draws its starts.
     """
 
     target: str
@@ -71,7 +72,7 @@ def _simulator(
     action_size: int = 0,
     control_hz: float | None = None,
 ) -> EnvType:
-    """Return the entry of a simulator; `package` is its module where that is not called like our adapter."""
+    """Return the entry of a simulator; `package` is its module if named differently from our adapter."""
     options = f"{_SIMULATORS}.options:{name.removesuffix('Env')}Options"
     return EnvType(
         f"{_SIMULATORS}.{module}:{name}",
@@ -151,9 +152,9 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
 }
 DEFAULT_ENV_TYPE: Final = "franka_kin"
 GYMNASIUM: Final = "gymnasium"
-# Ids of Gymnasium end in a version, as `my_package:Lift-v0`; what has none is named as `task`.
+# Ids of Gymnasium end in a version, as `my_package:Lift-v0`; ids without a version are set as `task`.
 ID_FORM: Final = r"([A-Za-z_][\w.]*:)?([\w-]+/)?[\w.-]+-v\d+"
-# Former ones, each with what there is in its place.
+# Former types, each with advice on what to write instead.
 FORMER_ENV_TYPES: Final[Mapping[str, str]] = {
     "gymnasium_vector": "write `env_type: gymnasium`, which steps the same ids, without `vectorization_mode`",
 }
@@ -172,13 +173,13 @@ def has_ids(env_type: str) -> bool:
 
 
 def share_task(task: str, one: str, other: str) -> bool:
-    """Return whether a task of one environment is one of the other, too."""
+    """Return whether a task exists in both environments."""
     known = ENV_TYPES.get(other)
     return (known is not None and task in known.tasks) or (has_ids(one) and has_ids(other))
 
 
 def is_simulator(name: str) -> bool:
-    """Return whether this type is a simulator in its own package, with a model for its options."""
+    """Return whether this type is a simulator in its own package, with a model of its options."""
     known = ENV_TYPES.get(name)
     return known is not None and known.task is not None
 
@@ -189,7 +190,7 @@ def has_setup(name: str) -> bool:
 
 
 def how_to_install(name: str) -> str | None:
-    """Return how to get an interpreter with a simulator, in words; None where its module is installed as any other."""
+    """Return advice on getting an interpreter with a simulator; None if its module is installed as any other."""
     if has_setup(name):
         return (
             f"run `rlinf venv setup {name}`: it makes an interpreter with the package and prints the lines that use it"

@@ -1,4 +1,4 @@
-"""The tables of intervention sources and of judges: the one place that names them. Imports no device library."""
+"""The tables of intervention sources and of judges, the only place that lists them. Imports no device library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 _FOLDER: Final = "recipes.embodied.interventions"
 _OPTIONS: Final = f"{_FOLDER}.source_options"
 NONE: Final = "none"
-# The rewards and successes of the environment itself: there is no judge.
+# No judge: rewards and successes come from the environment.
 ENVIRONMENT: Final = "environment"
 
 
@@ -17,10 +17,10 @@ class SourceType(NamedTuple):
 
     Attributes:
         target: the subclass of `InterventionSource` or of `SuccessJudge`, as `package.module:Class`.
-        options: the pydantic model of its options, likewise.
-        modules: what has to be installed besides.
-        install: what pip calls it.
-        person: whether a person acts through it, who can drive one environment of a worker.
+        options: the pydantic model of its options, as `package.module:Class`.
+        modules: the modules that it requires.
+        install: the packages of these modules, as named by pip.
+        person: whether a person acts through it, so that it drives only one environment of a worker.
     """
 
     target: str
@@ -36,7 +36,7 @@ def _source(name: str, kind: str, **fields: object) -> SourceType:
 
 
 SOURCES: Final[Mapping[str, SourceType]] = {
-    "scripted": _source("registry", "Scripted", person=False),
+    "scripted": _source("scripted", "Scripted", person=False),
     "keyboard": _source("devices.keyboard", "Keyboard"),
     "gamepad": _source("devices.event_device", "Gamepad", modules=("evdev",), install="evdev"),
     "spacemouse": _source("devices.event_device", "SpaceMouse", modules=("hid",), install="hidapi"),
@@ -55,20 +55,20 @@ SOURCES: Final[Mapping[str, SourceType]] = {
 }
 
 
-# Former ones, each with what there is in its place.
+# Former sources, each with advice on what to write instead.
 FORMER_SOURCES: Final[Mapping[str, str]] = {
     "remote": "write `source: browser`, a page that is steered by the keyboard, too; its `port` is 17321",
 }
 
 
 def drives_one(name: str) -> bool:
-    """Return whether a source can drive only one environment of a worker: a person has two hands."""
+    """Return whether a source can drive only one environment of a worker, because a person acts through it."""
     return name in SOURCES and SOURCES[name].person
 
 
 JUDGES: Final[Mapping[str, SourceType]] = {
     "keys": SourceType(f"{_FOLDER}.registry:KeysJudge", f"{_OPTIONS}:KeysOptions"),
     "classifier": SourceType(
-        "recipes.embodied.using.trained_policy:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", modules=("torch",)
+        "recipes.embodied.using.success_classifier:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", modules=("torch",)
     ),
 }

@@ -19,7 +19,7 @@ from rlinf_core.scalars import Bool, Data, Text
 _LOGGER = logging.getLogger(__name__)
 MODEL_TYPES = (*SMALL_MODELS, "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
 _PI0 = "write `pi0` or `pi05`: they load folders of HuggingFace, lerobot and openpi's PyTorch (docs/models.md)"
-# Models of related projects, each with what there is in its place.
+# Names of models in related projects, each with advice on what to write instead.
 OTHER_MODELS = {
     "openvla-oft": "write `openvla_oft`",
     **dict.fromkeys(("openpi", "pi0_5", "pi0.5"), _PI0),
@@ -69,12 +69,12 @@ _LACKING: Final = {
     **dict.fromkeys(SMALL_MODELS, "its layers are so small that all of them are trained"),
     "lerobot": "lerobot's policies are trained as they are",
 }
-# Those that low-rank adapters can train.
+# Policies that low-rank adapters can train.
 _ADAPTED: Final = ("openvla", "openvla_oft", "pi0", "pi05", "smolvla")
 
 
 def _kinds() -> tuple[type[EmbodiedModelConfig], ...]:
-    """Return a section for each model of options, and one for policies of the user's own, which may read any key."""
+    """Return a section for each model of options, and one for custom policies, which may read any key."""
     by_keys: dict[tuple[type[BaseModel], bool], list[str]] = {}
     for name in MODEL_TYPES:
         by_keys.setdefault((MODEL_OPTIONS.get(name, NoOptions), name in _ADAPTED), []).append(name)
@@ -97,23 +97,33 @@ else:
     PolicyModel = one_of(POLICY_MODELS)
 
 
+def _with_lora(written: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings with `lora` in the place of the switch and the rank of earlier versions."""
+    now = {key: value for key, value in written.items() if key not in ("is_lora", "lora_rank")}
+    if written.get("is_lora") and not now.get("lora"):
+        rank = written.get("lora_rank", 32)
+        now["lora"] = {"rank": rank, "alpha": 2.0 * rank}
+    return now
+
+
 def policy_model(
     written: Mapping[str, Any], saved: Mapping[str, Any] | None = None, file: str = ""
 ) -> EmbodiedModelConfig:
     """Return the section of a policy from plain data.
 
-    Keys that another kind has are left out where they are that one's defaults: earlier versions wrote them all. Of a
-    folder they are left out whatever their value, with a warning, as they had no effect.
+    Keys of other kinds of model are dropped if they have the default value: earlier versions wrote them all. In a
+    folder they had no effect, and are dropped with a warning, whatever their value.
 
     Args:
-        written: what a person or code says.
-        saved: what a folder says, where that says nothing.
-        file: the file that says it.
+        written: the settings by a person or by code.
+        saved: the settings in a folder, used where `written` has none.
+        file: the file of the folder's settings.
 
     Raises:
         ValidationError: a key or its value is wrong.
     """
-    values = {**(saved or {}), **written}
+    written, saved = _with_lora(written), _with_lora(saved or {})
+    values = {**saved, **written}
     kind = chosen(POLICY_MODELS, values)
 
     def is_kept(key: str, value: Any) -> bool:

@@ -10,12 +10,22 @@ from pydantic import BaseModel, Field
 from rlinf_core import ConfigModel, Count
 from rlinf_core.scalars import Bool, Data, Float, Int, Text
 
-# How images become features.
+# The ways to turn images into features.
 ImageFeatures: TypeAlias = Literal["convolutions", "keypoints"]
 CONVOLUTIONS: Final = "convolutions"
 
 
-class FlowOptions(ConfigModel):
+class EnsembleOptions(ConfigModel):
+    """Options of policies that predict more actions than are carried out."""
+
+    ensemble: Bool = Field(
+        default=False,
+        description="Carry out the mean over the chunks that predict an action (arXiv 2304.13705), of which the i-th"
+        " oldest weighs exp(-0.01 i), in evaluations and videos.",
+    )
+
+
+class FlowOptions(EnsembleOptions):
     """Options of `flow_policy`."""
 
     steps: Count = Field(default=4, description="K, from noise to actions.")
@@ -69,7 +79,7 @@ class SteeredOptions(ConfigModel):
     num_layers: Count = Field(default=2, description="Hidden layers of the policy that chooses the noise.")
 
 
-class FlowVlaOptions(ConfigModel):
+class FlowVlaOptions(EnsembleOptions):
     """Options of the vision-language-action models by flow matching."""
 
     steps: Count | None = Field(
@@ -194,7 +204,7 @@ class OpenVlaOptions(ConfigModel):
     patch_size: Count = Field(default=8, description="Pixels by which that model divides images.")
 
 
-class LerobotOptions(ConfigModel):
+class LerobotOptions(EnsembleOptions):
     """Options of `lerobot`."""
 
     type: Annotated[Text, Field(min_length=1)] = Field(
@@ -229,12 +239,12 @@ class LerobotOptions(ConfigModel):
     )
 
 
-# Types of lerobot that have a density of actions here, which rewards train.
+# lerobot types for which this package has a density of actions, so that rewards can train them.
 RANDOM_LEROBOT: Final = ("act",)
-# Those whose actions come from noise alone, and the sampler with which they do.
+# lerobot types whose actions are a function of noise alone, and the sampler that ensures it.
 NOISE_LEROBOT: Final = ("diffusion",)
 DETERMINISTIC_SCHEDULER: Final = "DDIM"
-# By `model_type`; the others of the recipe have none.
+# Options by `model_type`; other types have none.
 MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "flow_policy": FlowOptions,
     "squashed_policy": SquashedOptions,

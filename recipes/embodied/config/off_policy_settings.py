@@ -1,14 +1,14 @@
-"""The section `algorithm` as a union: policy gradients, and every off-policy algorithm by its own settings.
+"""The section `algorithm` as a union: policy gradients, and the settings of each off-policy algorithm.
 
-Keys that all off-policy algorithms share are a base class, with what each says about itself for the file of a job.
+A base class holds the keys that all off-policy algorithms share; another holds what each states about itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, Union, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from recipes.embodied.config.algorithm_config import (
     ALGORITHMS,
@@ -18,10 +18,8 @@ from recipes.embodied.config.algorithm_config import (
     PolicyGradientConfig,
 )
 from rlinf_core import ConfigModel, Count, Fraction
-from rlinf_core.config.model import several
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
 from rlinf_core.registry import import_target
-from rlinf_core.scalars import problem
 
 DEFAULT_BATCH: Final = 256
 SQUASHED: Final = "squashed_policy"
@@ -29,17 +27,13 @@ SQUASHED: Final = "squashed_policy"
 ONLINE: Final = "online"
 DEMONSTRATIONS: Final = "demonstrations"
 INTERVENTIONS: Final = "interventions"
-# Rows reserved for interventions besides, over all actors.
+# The shares of every batch: of demonstrations, as in RLPD, and of interventions, once there are any.
+DEMONSTRATIONS_SHARE: Final = 0.5
+INTERVENTIONS_SHARE: Final = 0.25
+# Rows reserved for interventions in addition, over all actors.
 _INTERVENTION_ROWS: Final = 100_000
-_EVENLY: Final = "remove it: transitions are drawn evenly"
-_STORED: Final = "write `storage`, a folder that keeps observations in files"
-# Keys of `replay` that are gone, each with what there is in its place.
-_FORMER_KEYS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("prioritized", "priority_alpha", "priority_beta"), _EVENLY),
-    **dict.fromkeys(("memory_gib", "spill_path"), _STORED),
-    "image_memory_gib": f"{_STORED}, or a smaller `capacity`: images are kept as they are",
-    "interventions_capacity": f"remove it: the newest {_INTERVENTION_ROWS} rows are kept",
-}
+# What `options` holds.
+OF_ALGORITHM: Final = "The keys of this algorithm alone (docs/embodied.md)."
 
 
 class ReplayConfig(ConfigModel):
@@ -49,14 +43,6 @@ class ReplayConfig(ConfigModel):
         default=1_000_000,
         description="Capacity in rows, over all actors; the oldest go first. A row is an observation, an action and a"
         " reward; an episode takes one row more than it has steps.",
-    )
-    demonstrations_share: Fraction = Field(
-        default=0.5, description="Share of every batch drawn from `data.train_data_paths`, if there are any."
-    )
-    interventions_share: Fraction = Field(
-        default=0.25,
-        description="Share of every batch drawn from human interventions, once there are any"
-        " (`env.train.intervention`).",
     )
     storage: OptionalPath = Field(
         default=None,
@@ -70,21 +56,9 @@ class ReplayConfig(ConfigModel):
         " aborted run loses none; passes already in the folder are trained on. Default: none.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_former(cls, value: Any) -> Any:
-        written = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-        former = [key for key in _FORMER_KEYS if key in written]
-        if former:
-            raise several(
-                ((key,), problem("unknown-key", f"`{key}` is no key any more", help=_FORMER_KEYS[key]), written[key])
-                for key in former
-            )
-        return cast("Any", value)
-
 
 def buffer_rows(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict[str, int]:
-    """Return the rows of an actor's buffers that fill up in a run: of all steps, and of those of interventions."""
+    """Return the rows of the buffers that an actor fills during a run: one of all steps, and one of interventions."""
     rows = {ONLINE: replay.capacity // actors}
     if intervenes:
         rows[INTERVENTIONS] = min(_INTERVENTION_ROWS, replay.capacity) // actors
@@ -117,7 +91,7 @@ class OffPolicySettings(LearningConfig):
     )
     target_rate: Fraction = Field(default=0.005, description="Update rate (tau) of the target networks.")
     replay: ReplayConfig = Field(
-        default_factory=ReplayConfig, description="The replay buffer: capacity, storage, demonstrations_share."
+        default_factory=ReplayConfig, description="The replay buffer: capacity, storage, recording_path."
     )
 
 
@@ -125,32 +99,38 @@ def off_policy_of(section: LearningConfig) -> OffPolicySettings:
     """Return the section `algorithm` of a job that learns off-policy.
 
     Raises:
-        TypeError: it learns on-policy.
+        TypeError: the job learns on-policy.
     """
     if not isinstance(section, OffPolicySettings):
         raise TypeError(f"`loss_type: {section.loss_type}` learns on-policy")
     return section
 
 
-class BootstrappedSettings(OffPolicySettings):
-    """Those of algorithms whose targets are values of actions that the policy chooses next."""
+class BootstrappedOptions(ConfigModel):
+    """Options of algorithms whose targets are values of actions that the policy chooses next."""
 
     critics_in_target: Count = Field(
         default=2, description="Critics drawn for each update, whose minimum is the target value."
     )
 
 
+class BootstrappedSettings(OffPolicySettings):
+    """Those of algorithms whose targets are values of actions that the policy chooses next."""
+
+    options: BootstrappedOptions = Field(default_factory=BootstrappedOptions, description=OF_ALGORITHM)
+
+
 class OffPolicyMethod:
-    """The answers of an off-policy algorithm about itself, as a class.
+    """Static properties of an off-policy algorithm.
 
     Attributes:
-        settings_model: the section `algorithm` of a job that learns by it.
+        settings_model: the section `algorithm` of a job that uses it.
         policy_type: the `actor.model.model_type` that it trains.
         has_fixed_noise: whether the policy explores with noise of a fixed size; None: it may.
-        records_alone: whether it learns from demonstrations alone, and not from what happens in the run.
-        learns_drawn_actions: whether it learns from actions as they were drawn, whatever was carried out instead.
-        judges_states: whether its critics have values of states, too.
-        uses_target_critics, uses_target_policy: whether copies follow critics and policy at `target_rate`.
+        records_alone: whether it learns only from demonstrations, not from steps in the run.
+        learns_drawn_actions: whether it learns from actions as drawn, even if others were executed.
+        judges_states: whether its critics also estimate values of states.
+        uses_target_critics, uses_target_policy: whether copies track critics and policy at `target_rate`.
     """
 
     settings_model: ClassVar[type[OffPolicySettings]]
@@ -163,7 +143,7 @@ class OffPolicyMethod:
     uses_target_policy: ClassVar[bool] = False
 
 
-# Those with `critic_norm: batch`.
+# The algorithms with `critic_norm: batch`.
 _WITH_JOINT_CRITICS: Final[Mapping[str, str]] = {
     "sac": "recipes.embodied.off_policy.crossq:CrossQ",
     "td3": "recipes.embodied.off_policy.crossq:CrossQTd3",
@@ -181,7 +161,7 @@ def method_of(section: LearningConfig) -> type[OffPolicyMethod]:
     """Return the algorithm that the section `algorithm` names.
 
     Raises:
-        TypeError: it learns on-policy.
+        TypeError: the job learns on-policy.
     """
     settings = off_policy_of(section)
     plain = ALGORITHMS[section.loss_type].target

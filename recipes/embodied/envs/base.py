@@ -1,12 +1,14 @@
-"""Batched environments: episodes, which are the same for all of them, over the methods of a task.
+"""Batched environments: the handling of episodes, common to all of them, on top of the methods of a task.
 
 An environment holds `num_envs` copies of a task and steps them together. `VectorEnv` ends episodes, starts new ones,
-and reports those that ended. An environment of your own is a subclass with `spec` and three methods, `_start`,
-`_advance` and `_observe`; `env_type: package.module:Class` names it. Two more, `_save` and `_load`, let a resumed run
-continue in the middle of an episode. `TaskMethods` has all that a subclass may implement.
+and reports those that ended. A custom environment is a subclass with `spec` and three methods, `_start`, `_advance` and
+`_observe`; `env_type: package.module:Class` names it. Two more, `_save` and `_load`, let a resumed run continue within
+an episode. `TaskMethods` lists all methods that a subclass may implement.
 
-Its one reason to change is how an episode goes. Counters of episodes, how a transition counts and observations of steps
-before (`running`), starts, values that are not finite, and repeating where one raises are elsewhere.
+Only the order of a step is decided here. Other modules hold what may change for other reasons: the counters and
+outcomes of episodes, the accounting of transitions and the history of observations (`running`), what an environment
+promises (`checks`), starts, interventions, and the replay of episodes after an error. Most of the rest is the interface
+of a batch, with its docstrings.
 """
 
 from __future__ import annotations
@@ -14,11 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from recipes.embodied.envs.checks import NonFiniteGuard, broken, check_observations
+from recipes.embodied.envs.checks import (
+    NonFiniteGuard,
+    ObservationCheck,
+    broken,
+    check_actions,
+    check_groups,
+    check_rate,
+)
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvError,
@@ -54,26 +63,20 @@ from recipes.training.arrays import Array
 
 # Called after every step, before any reset, with masks bool [B]: stepped, terminated, truncated.
 Watcher: TypeAlias = Callable[[BoolArray, BoolArray, BoolArray], None]
-# How an episode ends, besides the names that an environment gives to its failures (`_failures`).
-SUCCESS: Final = "success"
-TIME_OUT: Final = "time out"
-FAILED: Final = "failed"
-ENDED: Final = "ended"  # success is not known
-ERROR: Final = "error"  # of the environment's own code
 
 
 class VectorEnv(TaskMethods):
     """A batch of environments with the same task.
 
     An episode ends when the task does (unless `ignore_terminations`) or after `max_episode_steps`. With `auto_reset` a
-    new one starts in place; without, the environment rests until `reset`. Members of a group (`group_size` neighbours)
+    new one starts in place; without, the environment rests until `reset`. Members of a group (`group_size` neighbors)
     begin their n-th episode after a reset from equal starts.
 
     Attributes:
-        numbers: int64 [B], those of the environments among all of the job.
-        watcher: called after every step of an action; None: no call.
+        numbers: int64 [B], the numbers of the environments within the job.
+        watcher: called after every action; None: no call.
         intervention: the source that takes over from the policy; None: no interventions.
-        judge: says which episodes are solved, and nothing else is rewarded; None: the environment does.
+        judge: decides which episodes are solved, which alone is rewarded; None: the environment decides and rewards.
     """
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -85,10 +88,9 @@ class VectorEnv(TaskMethods):
         self._starts = Starts(settings.seed, self.numbers // settings.group_size)
         # The number of the last reset; -1 before the first.
         self._reset = -1
-        # Whether `_observe` follows the action that `_advance` is given.
+        # Whether `_observe` follows the action that is passed to `_advance`.
         self._observed_next = False
-        # Whether the first observations were held against `spec`.
-        self._observation_checked = False
+        self._observation_check = ObservationCheck(count, lambda: self.spec)
         self._episodes = RunningEpisodes(count)
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
         self._history = ObservationHistory(settings.observed_steps)
@@ -96,10 +98,10 @@ class VectorEnv(TaskMethods):
         self.intervention: InterventionSource | None = None
         self.judge: SuccessJudge | None = None
         self._executed_actions: FloatArray | None = None
-        # Errors of running episodes, by row; their failures come with the steps. -1: of an unknown one.
+        # Errors of running episodes, by row, whose failures follow with the steps. Row -1: of an unknown episode.
         self._raised: dict[int, EnvError] = {}
         self._simulator = RepeatingBatch(self)
-        # The attributes that are not the subclass's own, and stay where its simulator is made again.
+        # The attributes of this class, which stay when the simulator is replaced.
         self._kept = frozenset(vars(self)) - earlier
 
     @property
@@ -109,7 +111,7 @@ class VectorEnv(TaskMethods):
 
     @property
     def replaceable(self) -> bool:
-        """Whether the batch is made again where it raises, and repeats its episodes. What moves a real arm is not."""
+        """Whether the batch is replaced after an error and replays its episodes; false for real arms."""
         return self.settings.repeats and not self.paces_itself
 
     @property
@@ -119,8 +121,8 @@ class VectorEnv(TaskMethods):
 
     @property
     def executed_actions(self) -> FloatArray:
-        """float32 [B, A], the actions last carried out in the present episodes, where actions are reported; before the
-        first one no motion, and the number that opens a gripper.
+        """float32 [B, A], the last executed actions of the current episodes, if actions are reported; before the first
+        action zero motion and an open gripper.
         """
         if self._executed_actions is None:
             self._executed_actions = np.empty((self.num_envs, self.action_size), np.float32)
@@ -128,8 +130,8 @@ class VectorEnv(TaskMethods):
         return self._executed_actions
 
     def hold_actions(self, rows: IntArray) -> FloatArray:
-        """Return the actions [n, A] that hold the environments of `rows` as they are: those of a person who does not
-        move; choices are 0.
+        """Return the actions [n, A] that hold the environments of `rows` still, as for a person who does not move;
+        discrete actions are 0.
         """
         if self.spec.num_choices is not None:
             return np.zeros((len(rows), self.action_size), np.float32)
@@ -141,23 +143,13 @@ class VectorEnv(TaskMethods):
         return held
 
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
-        """Return how the episodes of `rows` ended; their last states are the current ones.
+        """Return how the episodes of `rows` ended; the current states are their last ones.
 
         Args:
             rows: int64 [n].
-            truncated: bool [n], the episode was cut off.
+            truncated: bool [n], the episode was truncated.
         """
-        solved, failures = self._episodes.success, self._failures()
-        outcomes: list[str] = []
-        for row, cut in zip(rows.tolist(), truncated.tolist(), strict=True):
-            named = "" if failures is None else str(failures[row])
-            if self._episodes.erred[row] or row in self._raised:
-                outcomes.append(ERROR)
-            elif not (self.knows_success or self.judge is not None):
-                outcomes.append(TIME_OUT if cut else ENDED)
-            else:
-                outcomes.append(SUCCESS if solved[row] else named or (TIME_OUT if cut else FAILED))
-        return outcomes
+        return self._episodes.outcomes(rows, truncated, self._failures(), self._raised)
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -165,8 +157,9 @@ class VectorEnv(TaskMethods):
         return self.settings.max_episode_steps or self.default_max_episode_steps
 
     def first_starts(self) -> list[dict[str, int]]:
-        """Return the start of each environment's first episode after the last reset: the `seed` of all draws, and with
-        fixed starts the `number` of one."""
+        """Return the start of each environment's first episode after the last reset: `seed`, and `number` of a fixed
+        start.
+        """
         self._starts.begin(self._reset)
         rows = np.arange(self.num_envs)
         return [{"seed": seed} for seed in self._starts.of(rows, np.zeros(self.num_envs, np.int64)).seeds()]
@@ -177,27 +170,32 @@ class VectorEnv(TaskMethods):
         return self._reset >= 0
 
     @property
+    def knows_success(self) -> bool:
+        """Whether success or failure was ever reported, by the environment or in its place by a judge."""
+        return self._episodes.judged
+
+    @property
     def solved(self) -> BoolArray:
-        """bool [B], whether the task is solved in the current state, or was in the last state of a finished episode."""
+        """bool [B], whether the task is solved in the current state, or in the last state of a finished episode."""
         return self._episodes.success.copy()
 
     @property
     def discarded(self) -> BoolArray:
-        """bool [B], whether a person has discarded the present episode, or the finished one."""
+        """bool [B], whether a person has discarded the current or finished episode."""
         return self._episodes.discarded.copy()
 
     def reset(self, number: int | None = None) -> Observation:
         """Start new episodes everywhere.
 
         Args:
-            number: the number of the reset. The same number gives the same starts, and so a run that is continued sees
-                what it would have seen. Default: one more than the last, from 0.
+            number: the number of the reset. The same number gives the same starts, so that a resumed run sees the same
+                episodes. Default: one more than the last, from 0.
 
         Returns:
             The first observations.
 
         Raises:
-            EnvContractError: the first observations are not as `spec` says.
+            EnvContractError: the first observations do not match `spec`, or differ within a group.
             NonFiniteError: an observation holds a NaN or an infinity.
         """
         self._reset = self._reset + 1 if number is None else number
@@ -205,30 +203,40 @@ class VectorEnv(TaskMethods):
         self._episodes.reset()
         self._raised.clear()
         self._begin(np.arange(self.num_envs))
-        return self.observe()
+        is_first = not self._observation_check.began
+        if is_first:
+            check_rate(self.control_hz)
+        observations = self.observe()
+        if is_first and not self.paces_itself:
+            check_groups(self.settings.group_size, self.numbers, observations)
+        return observations
 
     def observe(self) -> Observation:
         """Return the current observations of unfinished episodes.
 
         Raises:
-            NonFiniteError: one of them holds a NaN or an infinity.
+            EnvContractError: an observation does not match `spec`.
+            NonFiniteError: an observation holds a NaN or an infinity.
         """
-        observations = self._simulator.observe()
-        if not self._observation_checked:
-            check_observations(self.spec, self.num_envs, observations)
-            self._observation_checked = True
+        observations = self._observation_check.checked(self._simulator.observe())
+        self._observation_check.keep(observations)
         self._guard.check_observations(observations)
         return self._history.extended(observations)
 
     def step(self, actions: Array) -> StepResult:
-        """Carry out a chunk of actions.
+        """Execute a chunk of actions.
 
         Args:
-            actions: float32 [B, C, A], numbers beyond -1 and 1 count as those; or int64 [B, C, 1], choices.
+            actions: float32 [B, C, A], clipped to -1 to 1; or int64 [B, C, 1], discrete.
 
         Raises:
+            ConfigError: the actions have another shape or type, or a choice does not exist.
+            EnvContractError: an observation does not match `spec`, or changed after it was returned; or the result of a
+                step has not one value for each environment.
             NonFiniteError: an action is not finite, or a reward or an observation is not and `on_nonfinite` is `stop`.
         """
+        spec = self._observation_check.spec
+        check_actions(spec, self.num_envs, actions)
         self._guard.check_actions(actions)
         chunk = actions.shape[1]
         rewards = np.zeros((self.num_envs, chunk), np.float32)
@@ -236,9 +244,12 @@ class VectorEnv(TaskMethods):
         flags = np.zeros((3, self.num_envs, chunk), np.bool_)
         terminations, truncations, valid = flags[0], flags[1], flags[2]
         resting = self._episodes.resting.copy()
-        # Few operations on arrays: in a small batch of a fast simulator each of them is felt.
+        # Few array operations: in a small batch of a fast simulator each one matters.
         some_rest = np.count_nonzero(resting) > 0
-        executed = ExecutedActions(actions, self.intervention, self.hold_actions) if self.reports_actions else None
+        executed = None
+        if self.reports_actions:
+            how = self.hold_actions, spec.carried_out, spec.num_choices
+            executed = ExecutedActions(actions, self.intervention, *how)
         looks = self.judge is not None or self._history.keeps
         if executed is None and not looks and self.watcher is None:
             self._foresee(actions)
@@ -248,8 +259,6 @@ class VectorEnv(TaskMethods):
             if rows is not None and not len(rows):
                 break
             valid[:, index] = active
-            if self.settings.mask_after_success:  # steps that are carried out and not trained on
-                valid[:, index] &= ~self._episodes.success_once
             self._observed_next = index == chunk - 1 or looks
             if executed is None:
                 moved = self._simulator.advance(actions[:, index], rows)
@@ -273,7 +282,8 @@ class VectorEnv(TaskMethods):
             resting |= terminations[:, index]
             resting |= truncations[:, index]
             some_rest = np.count_nonzero(resting) > 0
-        observations = self._simulator.observe()
+        observations = self._observation_check.checked(self._simulator.observe())
+        self._observation_check.check_kept()
         lost = self._simulator.take_lost()
         if lost is not None:
             failed = lost if failed is None else failed | lost
@@ -293,17 +303,16 @@ class VectorEnv(TaskMethods):
         return self._begun_again(result, fresh) if ends else result
 
     def _begun_again(self, result: StepResult, fresh: BoolArray) -> StepResult:
-        """Return the result of a chunk with the episodes that ended in it, which begin again or rest.
+        """Return the result of a chunk with the episodes that ended in it, after they have restarted or rest.
 
         Args:
-            result: the result; its observations are the last ones of these episodes.
-            fresh: bool [B], where one ended.
+            result: the result, with the last observations of these episodes.
+            fresh: bool [B], whether an episode ended.
         """
         ended, failed = np.flatnonzero(fresh), result.failed
         observations = result.observations
-        knows_success = self.knows_success or self.judge is not None
         whole = ended if failed is None else ended[~failed[ended]]
-        episodes = self._episodes.finished(whole, knows_success=knows_success)
+        episodes = self._episodes.finished(whole, knows_success=self.knows_success)
         if self.settings.auto_reset:
             self._episodes.episode[ended] += 1
             self._begin(ended)
@@ -315,13 +324,13 @@ class VectorEnv(TaskMethods):
     def _take_errors(
         self, failed: BoolArray | None, terminations: BoolArray, truncations: BoolArray, valid: BoolArray
     ) -> list[EnvError]:
-        """Return the errors of the episodes that end here by one, which are failures and no longer `failed`.
+        """Return the errors of the episodes that end here by an error; they count as failures and leave `failed`.
 
         Args:
-            failed: bool [B], whose episodes ended by a failure; changed, as are the others, [B, C].
-            terminations: the task ended there: no value stands for what would have come.
-            truncations: and so they are not cut off.
-            valid: no step counts of an episode that has not begun.
+            failed: bool [B], whether the episode ended by a failure; changed, like the others, [B, C].
+            terminations: set, since no value estimates the rest of such an episode.
+            truncations: unset, since such an episode is not truncated.
+            valid: unset for an episode that has not begun: none of its steps counts.
         """
         rows = [] if failed is None else [row for row in np.flatnonzero(failed).tolist() if row in self._raised]
         for row in rows:
@@ -334,7 +343,7 @@ class VectorEnv(TaskMethods):
         return [self._raised.pop(row) for row in (*rows, -1) if row in self._raised]
 
     def _obey(self, executed: ExecutedActions, index: int, rows: IntArray | None) -> Transition:
-        """Execute the policy's action or that of an intervention, and record which one it was."""
+        """Execute the policy's or an intervention's action, and record which."""
         moved = self._simulator.advance(executed.take(index), rows)
         if moved.actions is not None:
             self._guard.check_executed(moved.actions, rows)
@@ -348,7 +357,7 @@ class VectorEnv(TaskMethods):
         return apply_verdicts(moved, verdicts)
 
     def save(self) -> State | None:
-        """Return the state of all episodes, as arrays [B, ...] by name; None if `_save` returns none."""
+        """Return the state of all episodes, as arrays [B, ...] by name; None if `_save` returns None."""
         own = self._save()
         if own is None:
             return None
@@ -363,14 +372,14 @@ class VectorEnv(TaskMethods):
         }
 
     def load(self, state: State) -> bool:
-        """Continue the episodes of a `state` of `save`.
+        """Continue the episodes of a `state` that `save` returned.
 
         Args:
-            state: rows of these environments, by their numbers among all.
+            state: the rows of these environments.
 
         Returns:
-            Whether the environments observe the same as when their state was saved. Where they do not, their
-            episodes cannot be continued, and `reset` has to follow.
+            Whether the environments observe the same as when their state was saved. If not, the episodes cannot be
+            continued, and `reset` must follow.
         """
         self._reset = int(state["reset"][0])
         self._starts.begin(self._reset)
@@ -394,13 +403,14 @@ class VectorEnv(TaskMethods):
         self._history.begin(rows, self._simulator.observe)
 
     def _rebuild(self) -> None:
-        """Replace what the constructor of the subclass has made by what it makes now.
+        """Replace the attributes that the constructor of the subclass has made by new ones.
 
-        This object stays, which interventions, judge and watcher hold on to; so do its episodes.
+        This object stays, since interventions, judge and watcher refer to it; so do its episodes.
         """
         with suppress(Exception):
             self.close()
         fresh = type(self)(self.settings)
-        # One dictionary for both: what `fresh` has handed out of itself works on. It must not be collected before.
+        # One dictionary for both, since the objects that `fresh` has passed itself to work on it. `fresh` must stay
+        # alive.
         vars(fresh).update({name: vars(self)[name] for name in self._kept}, _rebuilt=fresh)
         object.__setattr__(self, "__dict__", vars(fresh))

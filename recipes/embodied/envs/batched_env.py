@@ -1,7 +1,7 @@
 """Environments whose simulator steps all of them at once: pools in C++, GPU simulators.
 
-Such a simulator cannot leave one environment alone while the others move. An environment that rests is stepped with
-them: what it observes then is not looked at, and its next episode begins from its own start.
+Such a simulator cannot leave one environment out. A resting environment is stepped with the others, and its
+observations are ignored; its next episode begins from its own start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BatchedEnv(VectorEnv):
     """A batch of environments behind one simulator. A resumed run starts new episodes.
 
     Attributes:
-        ends: whether the simulator insists on a reset after it has ended an episode.
+        ends: whether the simulator requires a reset after it has ended an episode.
     """
 
     ends: bool = True
@@ -37,27 +37,21 @@ class BatchedEnv(VectorEnv):
             )
         self._seen: Observation = {}
         self._seeds = np.zeros(settings.num_envs, np.int64)
-        # Whose episode the simulator has ended, and has not begun again.
+        # Environments whose episode the simulator has ended and not restarted.
         self._over = np.zeros(settings.num_envs, np.bool_)
-        self._knows_success = False
 
     @abstractmethod
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         """Reset the environments of a mask, bool [B], and return the observations of all.
 
         Args:
-            mask: the mask, of which at least one is true.
-            seeds: int64 [B], from 0 to below 2^31; those of the others are of their last start.
+            mask: the mask; at least one entry is true.
+            seeds: int64 [B], from 0 to below 2^31; other environments keep the seed of their last start.
         """
 
     @abstractmethod
     def _step_all(self, actions: Array) -> tuple[Observation, Transition]:
-        """Carry out actions [B, A] in all environments; return the observations after them, and the results."""
-
-    @property
-    def knows_success(self) -> bool:
-        """Whether the simulator has ever reported success or failure."""
-        return self._knows_success
+        """Execute actions [B, A] in all environments; return the observations after them, and the results."""
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         self._seeds[rows] = starts.seeds()
@@ -70,7 +64,6 @@ class BatchedEnv(VectorEnv):
         self._over |= moved.terminations & self.ends
         if moved.truncations is not None:
             self._over |= moved.truncations & self.ends
-        self._knows_success |= moved.successes is not None
         self._show(observations, np.ones(self.num_envs, np.bool_) if rows is None else self._mask(rows))
         return moved
 
@@ -84,7 +77,6 @@ class BatchedEnv(VectorEnv):
             self._show(observations, mask)
 
     def _show(self, observations: Observation, rows: BoolArray) -> None:
-        """Take over what some environments observe."""
         for name, array in observations.items():
             kept = self._seen.get(name)
             if kept is None or rows.all():

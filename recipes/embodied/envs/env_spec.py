@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,25 +22,25 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.int64]
 # Height, width and the 3 channels of an image.
 ImageShape: TypeAlias = tuple[int, int, int]
-# By name: `states` float32 [B, S], `images.CAMERA` uint8 [B, H, W, 3] for each camera, `instructions` text [B]. Which
-# of them there are, and their sizes, is said by `EnvSpec`.
+# By name: `states` float32 [B, S], `images.CAMERA` uint8 [B, H, W, 3] for each camera, `instructions` text [B].
+# `EnvSpec` defines which of them exist, and their sizes.
 Observation: TypeAlias = dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Names and sizes of observations and actions, which a policy is built for.
+    """Names and sizes of observations and actions, for which a policy is built.
 
     Attributes:
         state_size: S of the observation `states` float32 [B, S]; 0 without states.
-        action_size: A of the actions [B, C, A]; 1 for a choice.
-        num_choices: an action is one of so many integers, from 0; None: it is A numbers, each from -1 to 1.
+        action_size: A of the actions [B, C, A]; 1 if actions are discrete.
+        num_choices: the number of discrete actions, which count from 0; None: an action is A numbers from -1 to 1.
         cameras: (H, W, 3) of the observation `images.CAMERA` uint8 [B, H, W, 3], by camera; images are upright, RGB.
-        has_instructions: whether there is an observation `instructions`, text [B]: the task in words.
-        low, high: [A], bounds of the numbers that the simulator itself takes, which -1 and 1 stand for, or its first
-            and last choice; an entry None: that dimension lacks a bound, and numbers are taken as they are, up to the
-            other one. None: the environment takes -1 to 1 itself, or choices from 0.
-        whole: the simulator takes whole numbers from `low` to `high`, each for an equal part of -1 to 1.
+        has_instructions: whether there is an observation `instructions`, text [B].
+        low, high: [A], the simulator's own bounds, to which -1 and 1 are mapped, or its first and last discrete action.
+            An entry None: the dimension has no such bound, and is not scaled but clipped to the other bound. None: the
+            environment takes -1 to 1, or discrete actions from 0.
+        whole: whether the simulator takes integers from `low` to `high`, each for an equal part of -1 to 1.
     """
 
     state_size: int
@@ -51,13 +52,32 @@ class EnvSpec:
     high: tuple[float | None, ...] | None = None
     whole: bool = False
 
+    def __post_init__(self) -> None:
+        """Convert numbers of numpy, and lists as JSON has them: a spec is written into checkpoints as JSON.
+
+        Raises:
+            TypeError: a size is no integer, or a bound no number.
+        """
+        plain: dict[str, Any] = {
+            "state_size": index(self.state_size),
+            "action_size": index(self.action_size),
+            "num_choices": None if self.num_choices is None else index(self.num_choices),
+            "cameras": {camera: tuple(map(index, shape)) for camera, shape in self.cameras.items()},
+            "low": _floats(self.low),
+            "high": _floats(self.high),
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+
     @classmethod
     def of_plain(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Return the spec of which these are the fields, by `dataclasses.asdict`, as JSON has them."""
-        fields = dict(data)
-        fields["cameras"] = {camera: tuple(shape) for camera, shape in data["cameras"].items()}
-        fields |= {name: None if data[name] is None else tuple(data[name]) for name in ("low", "high")}
-        return cls(**fields)
+        """Return the spec with these fields, as `dataclasses.asdict` returns them, after a round trip through JSON."""
+        return cls(**data)
+
+    @property
+    def action_dtype(self) -> str:
+        """The dtype of actions: `float32`, or `int64` if they are discrete."""
+        return "float32" if self.num_choices is None else "int64"
 
     @property
     def bounded(self) -> BoolArray:
@@ -73,14 +93,14 @@ class EnvSpec:
         return np.where(self.bounded, np.clip(actions, -1, 1), actions).astype(actions.dtype)
 
     def native(self, actions: Array) -> Array:
-        """Return actions [..., A] in the simulator's own numbers, as the environment gives them to it."""
+        """Return actions [..., A] in the simulator's own units."""
         if self.low is None or self.high is None:
             return self.carried_out(actions)
         return native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
 
     @property
     def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape of one row, and numpy's kind or dtype, of each observation: `float32`, `uint8` or `U` for text."""
+        """Shape of one row and dtype of each observation: `float32`, `uint8`, or the kind `U` for text."""
         observations: dict[str, tuple[tuple[int, ...], str]] = {}
         if self.state_size:
             observations[STATES] = ((self.state_size,), "float32")
@@ -88,6 +108,10 @@ class EnvSpec:
         if self.has_instructions:
             observations[INSTRUCTIONS] = ((), "U")
         return observations
+
+
+def _floats(bounds: Iterable[float | None] | None) -> tuple[float | None, ...] | None:
+    return None if bounds is None else tuple(None if bound is None else float(bound) for bound in bounds)
 
 
 def learned_spec(spec: EnvSpec, action_size: int) -> EnvSpec:
@@ -103,7 +127,7 @@ def native_actions(
     chooses: bool = False,
     whole: bool = False,
 ) -> Array:
-    """Return actions [..., A] from -1 to 1, or choices from 0, in a simulator's own numbers; see `EnvSpec`."""
+    """Convert actions [..., A] from -1 to 1, or discrete ones from 0, to a simulator's own units; see `EnvSpec`."""
     least = np.array([-np.inf if bound is None else bound for bound in low])
     if chooses:
         return actions + least.astype(np.int64)
@@ -118,27 +142,29 @@ def native_actions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSettings:
-    """Constructor argument of every environment: the keys of `env.train` or `env.eval`, and its share of the batch.
+    """The constructor argument of every environment: the keys of `env.train` or `env.eval`, and its share of the batch.
 
     Attributes:
-        num_envs: environments of this batch, B.
-        first_env: number of its first one among all environments of the job; starts depend on that number, so that
-            they are the same however environments are dealt to workers.
+        num_envs: the number of environments in this batch, B.
+        first_env: the number of its first environment within the job; starts depend on it, and not on the distribution
+            of environments over workers.
         max_episode_steps: steps after which an episode is truncated; None: the environment's own limit.
         hardware: the robots that the process owns, `worker_info.hardware`; empty for simulators.
-        resumable: `save` will be called, so that what it needs has to be kept.
-        on_nonfinite: what becomes of a NaN or an infinity in a reward or an observation: an error, or the end of that
+        resumable: whether `save` will be called, so that its data must be kept.
+        on_nonfinite: the treatment of a NaN or an infinity in a reward or an observation: an error, or the end of the
             episode, whose last step is then not trained on.
-        total_envs: environments of all workers; None: this batch has all of them.
-        num_processes: simulator processes that share the environments, 0: none but this one; None: as the environment
-            has it by default.
-        simulator_timeout: seconds that one operation of a simulator in a process of its own may take.
+        total_envs: the number of environments in all workers; None: this batch has all.
+        num_processes: the number of simulator processes that share the environments; 0: only this process; None: the
+            environment's default.
+        simulator_timeout: time limit of one operation of a simulator in a separate process, in seconds.
         owner: the worker, as in `EnvGroup:0`, for errors.
-        repeats: where the environments raise, new ones repeat the running episodes once; else the error is raised.
-        suspects: simulator processes died of episodes, so that the actions of each are kept.
-        set_aside: the names of starts that simulator processes died of thrice; others take their place.
-        observed_steps: T, observations in a row that the policy acts by: those before the present one are given as
-            `past.NAME` [B, T - 1, ...].
+        repeats: whether environments that raise are replaced by new ones, which replay the running episodes once; else
+            the error is raised.
+        suspects: whether simulator processes have died in episodes, so that the actions of each episode are kept.
+        set_aside: the names of quarantined starts, in which simulator processes died three times; others
+            replace them.
+        observed_steps: T, the consecutive observations that the policy acts on; those before the current one
+            are passed as `past.NAME` [B, T - 1, ...].
     """
 
     num_envs: int
@@ -149,7 +175,6 @@ class EnvSettings:
     ignore_terminations: bool = False
     reward_coef: float = 1.0
     success_reward: bool = False
-    mask_after_success: bool = False
     group_size: int = 1
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -172,7 +197,7 @@ class EnvSettings:
 
     @classmethod
     def of(cls, config: EnvironmentConfig, **share: Any) -> EnvSettings:
-        """Return the settings of a section `env.train` or `env.eval`; `share` names what is of this batch alone."""
+        """Return the settings of a section `env.train` or `env.eval`; `share` holds the fields of this batch alone."""
         # Imported here: the process of a simulator needs no configuration.
         from recipes.embodied.config.env_config import stepping
 
@@ -201,12 +226,12 @@ class Transition:
     Attributes:
         rewards: float32 [B].
         terminations: bool [B], the task ended.
-        truncations: bool [B], the environment itself cut the episode off; None: it never does.
-        successes: bool [B], the task is solved in this state; None: it does not know success.
-        actions: float32 [B, A], what was carried out where that is not what was asked for, as where a robot's
-            controller keeps a limit; None: what was asked for. Only environments that `alters_actions` give it.
-        failures: bool [B], episodes truncated here because the simulator failed, which are not samples, or failed where
-            there is an `EnvError` of them; None: none.
+        truncations: bool [B], the environment itself truncated the episode; None: it never does.
+        successes: bool [B], the task is solved in this state; None: success is unknown.
+        actions: float32 [B, A], the executed actions, which may differ from the requested ones, as within a robot's
+            limits; None: the requested ones. Only environments with `alters_actions` return this.
+        failures: bool [B], episodes truncated here because the simulator failed: they are dropped, or count as failed
+            if they have an `EnvError`; None: none.
     """
 
     rewards: FloatArray
@@ -222,14 +247,14 @@ class FinishedEpisodes:
     """The k episodes that ended in a step, ordered by environment.
 
     Attributes:
-        env: int64 [k], the environment, from 0 in this batch.
-        number: int64 [k], which episode it was since `reset`, from 0. Where every pass resets, only the episodes 0 are
-            a fair sample: among the later ones those that end within the pass are the short ones.
+        env: int64 [k], the environment's row in this batch.
+        number: int64 [k], the episode's number since `reset`, from 0. If every rollout segment resets, only episodes 0
+            are an unbiased sample: of later ones, mainly short ones end within the segment.
         returns: float32 [k], sum of rewards.
         lengths: int64 [k], steps.
-        success_once: bool [k], solved in some state; None: success is not known.
-        success_at_end: bool [k], solved in the last state; None: success is not known.
-        erred: bool [k], the environment raised again when a new one repeated it: it counts as failed.
+        success_once: bool [k], solved in some state; None: success is unknown.
+        success_at_end: bool [k], solved in the last state; None: success is unknown.
+        erred: bool [k], the environment raised, also in the replay on a new one: the episode counts as failed.
     """
 
     env: IntArray
@@ -242,13 +267,13 @@ class FinishedEpisodes:
 
 
 class EnvError(NamedTuple):
-    """An episode in which the environment raised, and raised again when a new one repeated it; plain values.
+    """An episode in which the environment raised, and raised again in the replay on a new one; plain values.
 
     Attributes:
         episode: the name of its start.
-        text: the exception with file and line, and where in the episode, in one line.
-        place: the user's own line, as `FILE:LINE in FUNCTION`; empty where it is not known.
-        began: whether the episode began; False where its reset raised.
+        text: the exception with file and line, and the place in the episode, in one line.
+        place: the line in the user's code, as `FILE:LINE in FUNCTION`; empty if unknown.
+        began: whether the episode began; False if its reset raised.
     """
 
     episode: str
@@ -262,21 +287,21 @@ class StepResult:
     """Result of a chunk of C actions.
 
     Attributes:
-        observations: what the policy acts on next; of the new episode where one has started.
+        observations: what the policy acts on next; those of the new episode if one has started.
         rewards: float32 [B, C].
         terminations: bool [B, C], the task ended with this action.
-        truncations: bool [B, C], the episode was cut off after this action.
-        valid: bool [B, C], the action was carried out, and counts. It was not when the episode had ended: the rest of
-            its chunk is dropped, and so is everything until the next `reset` without `auto_reset`. With
-            `on_nonfinite: skip` it does not count where the reward or the observation after it was not finite.
-        final_observations: observations at the end of those episodes that ended; rows of other environments hold their
-            present one. None when no episode ended.
-        episodes: what is known of those that ended; None when none did.
-        executed: [B, C, A], the actions that were carried out; None: those of the policy, always.
-        interventions: bool [B, C], actions that somebody else than the policy chose; None likewise.
-        failed: bool [B], the simulator failed: its episode ended here, is not among `episodes`, and none of its steps
-            counts, also of chunks before; None: none did.
-        errors: the errors of episodes that failed by one, and of batches of which nobody can say whose it was.
+        truncations: bool [B, C], the episode was truncated after this action.
+        valid: bool [B, C], the action was executed, and counts. After the end of an episode, the rest of the chunk is
+            dropped and, without `auto_reset`, everything until the next `reset`. With `on_nonfinite: skip`, an action
+            before a non-finite reward or observation does not count.
+        final_observations: observations at the ends of episodes; rows of other environments hold their current one.
+            None if no episode ended.
+        episodes: the records of the episodes that ended; None if none did.
+        executed: [B, C, A], the executed actions; None: always the policy's.
+        interventions: bool [B, C], actions not chosen by the policy; None: always the policy's.
+        failed: bool [B], the simulator failed: its episode ended here, is not in `episodes`, and none of its steps
+            counts, including earlier chunks; None: none failed.
+        errors: the errors of failed episodes, and errors of batches that cannot be attributed to an episode.
     """
 
     observations: Observation

@@ -1,7 +1,7 @@
 """States of environments as bytes, so that a resumed run continues within its episodes.
 
-A worker packs the rows of its environments; a resumed worker takes its rows out of all packs, so that
-environments may have been dealt to other workers. numpy's own format, read without pickle.
+A worker packs the rows of its environments; a resumed worker reads its rows from all packs, so that environments may
+have moved between workers. The format is numpy's own, read without pickle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recipes.training.arrays import Array, read_arrays
 from rlinf_core.foreign.budget import Budget
 
-# Arrays [B, ...] by name, a row for each environment; `number` int64 [B] is that of the environment among all.
+# Arrays [B, ...] by name, a row for each environment; `number` int64 [B] is the environment's number within the job.
 State: TypeAlias = dict[str, Array]
 _SETUP: Final = "setup"
 
@@ -27,7 +27,7 @@ def pack(states: Sequence[State], setup: str) -> bytes:
 
     Args:
         states: the states of batches with the same names.
-        setup: what the states belong to (kind of environment, task, seed); `unpack` refuses them to any other.
+        setup: the setup of the states (kind of environment, task, seed); `unpack` accepts no other.
 
     Raises:
         TypeError: an array holds Python objects, which only pickle could read again.
@@ -45,10 +45,10 @@ def unpack(packs: Iterable[bytes], setup: str, numbers: NDArray[np.int64]) -> St
     """Return the rows of the environments `numbers`, int64 [B], in that order.
 
     Returns:
-        None where the packs belong to another setup, or lack one of the environments.
+        None if the packs belong to another setup, or lack one of the environments.
 
     Raises:
-        ValueError, OSError, zipfile.BadZipFile: the bytes are not those of `pack`.
+        ValueError, OSError, zipfile.BadZipFile: the bytes were not written by `pack`.
     """
     states: list[State] = []
     size = 0

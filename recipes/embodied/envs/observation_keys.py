@@ -1,4 +1,4 @@
-"""The names of observations, also those of policy inputs that hold the same."""
+"""The names of observations, and of policy inputs with the same content."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 STATES: Final = "states"
 INSTRUCTIONS: Final = "instructions"
-# The camera of an environment that has only one, and the one that shows the scene where there are several.
+# The only camera of an environment, or the one that shows the scene if there are several.
 MAIN_CAMERA: Final = "main"
 _IMAGES: Final = "images."
 _PAST: Final = "past."
@@ -18,12 +18,12 @@ def image_key(camera: str = MAIN_CAMERA) -> str:
 
 
 def camera_of(key: str) -> str | None:
-    """Return the camera of an observation's name; None where it holds no images."""
+    """Return the camera of an observation's name; None if it holds no images."""
     return key.removeprefix(_IMAGES) if key.startswith(_IMAGES) else None
 
 
 def past_key(key: str) -> str:
-    """Return the name of the earlier values of an observation, for policies that act by several in a row."""
+    """Return the name of the earlier values of an observation, for policies that act on several in a row."""
     return f"{_PAST}{key}"
 
 

@@ -23,10 +23,10 @@ register_env = _ENVS.register
 
 
 class MissingPackageError(ConfigError):
-    """An environment type needs a package that this interpreter lacks, or has in another version.
+    """An environment type needs a package that this interpreter lacks or has in another version.
 
     Attributes:
-        package: the module that is missing.
+        package: the missing module.
     """
 
     def __init__(self, env_type: str, package: str) -> None:
@@ -41,12 +41,11 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
     """Return a batch of environments.
 
     Args:
-        env_type: a kind of ours, a registered one, or `package.module:Class` of your own: a `VectorEnv`, or a
-            `gymnasium.Env`.
+        env_type: a built-in or registered type, or a custom `package.module:Class`: a `VectorEnv` or a `gymnasium.Env`.
 
     Raises:
-        MissingPackageError: the kind's package is not installed.
-        ConfigError: there is no such kind, it is no environment, or it does not have the task.
+        MissingPackageError: the type's package is not installed.
+        ConfigError: there is no such type, it is not an environment, or it lacks the task.
     """
     return env_class(env_type)(settings)
 
@@ -58,7 +57,7 @@ def env_class(env_type: str) -> type[VectorEnv]:
     """
     check_package(env_type)
     target = cast("object", _ENVS.get(env_type))
-    gymnasium = sys.modules.get("gymnasium")  # imported with a class of it
+    gymnasium = sys.modules.get("gymnasium")  # loaded if any gymnasium class is
     if gymnasium is not None and isinstance(target, type) and issubclass(target, gymnasium.Env):
         from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import env_of_class
 
@@ -70,7 +69,7 @@ def check_package(env_type: str) -> None:
     """Check that an environment's package is installed, without importing it.
 
     Raises:
-        MissingPackageError: it is not.
+        MissingPackageError: the package is not installed.
     """
     known = ENV_TYPES.get(env_type)
     if known is not None and known.module is not None and missing_modules([known.module]):

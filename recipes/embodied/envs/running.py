@@ -1,12 +1,13 @@
-"""Bookkeeping of the current episodes of a batch: how a transition counts in them, and what was observed before."""
+"""Bookkeeping of the current episodes of a batch: the accounting of transitions, and the history of observations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import (
     BoolArray,
@@ -21,7 +22,13 @@ from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, past_key
 from recipes.embodied.interventions.intervention import Verdict
 
-# The attributes that a saved state keeps, by these names.
+# How an episode ends, besides the failures that an environment names (`_failures`).
+SUCCESS: Final = "success"
+TIME_OUT: Final = "time out"
+FAILED: Final = "failed"
+ENDED: Final = "ended"  # success is unknown
+ERROR: Final = "error"  # raised by the environment's code
+# The attributes in a saved state, under these names.
 _COUNTERS: Final = ("episode", "steps", "returns", "success_once", "success", "resting")
 
 _SAVED_HISTORY: Final = "history/"
@@ -35,15 +42,18 @@ class RunningEpisodes:
         count: environments of the batch, B.
 
     Attributes:
-        episode: int64 [B], number of the present episode since the reset, from 0.
-        steps: int64 [B], of the present episode.
+        episode: int64 [B], number of the current episode since the reset, from 0.
+        steps: int64 [B], steps of the current episode.
         returns: float32 [B], sum of its rewards.
         success_once: bool [B], solved in some state.
-        success: bool [B], solved in the present state.
-        resting: bool [B], ended, and not begun again.
-        discarded: bool [B], ended by a person who discards it.
+        success: bool [B], solved in the current state.
+        resting: bool [B], ended and not restarted.
+        discarded: bool [B], ended and discarded by a person.
         erred: bool [B], ended by an error of the environment.
+        judged: whether success or failure was ever reported.
     """
+
+    judged: bool = False
 
     def __init__(self, count: int) -> None:
         self.episode = np.zeros(count, np.int64)
@@ -70,10 +80,11 @@ class RunningEpisodes:
         self.erred[rows] = False
 
     def add(self, moved: Transition, rewards: FloatArray, active: BoolArray | Literal[True]) -> None:
-        """Add a step of the active environments, True for all; `rewards` are 0 for the others."""
+        """Add a step of the active environments (True: all); `rewards` are 0 for the others."""
         self.returns += rewards
         self.steps += active
         if moved.successes is not None:
+            self.judged = True
             np.copyto(self.success, moved.successes, where=active)
             self.success_once |= self.success
 
@@ -90,9 +101,9 @@ class RunningEpisodes:
         """Write a transition into the columns of the result, and add it to the episodes.
 
         Args:
-            moved: what the environments did.
+            moved: the transition of the environments.
             active: environments that were stepped; True: all.
-            rewards: column to write, [B], as are the others.
+            rewards: column to write, [B], like the next two.
             terminations: whether the task ended the episode.
             truncations: whether a limit of steps ended it.
             settings: the settings of the environments.
@@ -125,8 +136,30 @@ class RunningEpisodes:
             erred=self.erred[rows],
         )
 
+    def outcomes(
+        self, rows: IntArray, truncated: BoolArray, failures: NDArray[np.str_] | None, raised: Collection[int]
+    ) -> list[str]:
+        """Return how the episodes of `rows` ended.
+
+        Args:
+            rows: int64 [n].
+            truncated: bool [n], the episode was truncated.
+            failures: [B], the environment's own names of failures, empty without one; None: it has none.
+            raised: rows of which the environment raised an error.
+        """
+        outcomes: list[str] = []
+        for row, cut in zip(rows.tolist(), truncated.tolist(), strict=True):
+            named = "" if failures is None else str(failures[row])
+            if self.erred[row] or row in raised:
+                outcomes.append(ERROR)
+            elif not self.judged:
+                outcomes.append(TIME_OUT if cut else ENDED)
+            else:
+                outcomes.append(SUCCESS if self.success[row] else named or (TIME_OUT if cut else FAILED))
+        return outcomes
+
     def fail(self, rows: IntArray) -> None:
-        """Count the present episodes of some environments as failed by an error of the environment."""
+        """Count the current episodes of some environments as failed by an error of the environment."""
         self.erred[rows] = True
         self.success[rows] = self.success_once[rows] = False
 
@@ -148,7 +181,7 @@ def without_env_rewards(moved: Transition) -> Transition:
 
 
 def apply_verdicts(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
-    """Return a transition as judged by a person: the episode ends, a success has reward 1, a discarded one fails."""
+    """Return a transition as judged by a person: episodes end; success has reward 1, and a discarded episode fails."""
     if not verdicts:
         return moved
     nothing = np.zeros(len(moved.rewards), np.bool_)
@@ -185,13 +218,13 @@ def add_rewards(moved: Transition, rewards: dict[int, float]) -> Transition:
 
 
 class ObservationHistory:
-    """The last T - 1 observations of each environment, one a step; the first one of an episode stands for those before.
+    """The last T - 1 observations of each environment, one per step, padded with the first one of the episode.
 
     Args:
-        length: T, with the present one.
+        length: T, including the current one.
 
     Attributes:
-        keeps: whether there is a history at all, T > 1.
+        keeps: whether there is a history, T > 1.
     """
 
     def __init__(self, length: int) -> None:
@@ -205,8 +238,8 @@ class ObservationHistory:
         """Start new episodes in some environments.
 
         Args:
-            rows: int64 [n], these environments.
-            observe: function that returns the present observations of all environments.
+            rows: int64 [n], the environments.
+            observe: returns the current observations of all environments.
         """
         if not self.keeps:
             return
@@ -232,7 +265,7 @@ class ObservationHistory:
         self._present = _numbers(observe())
 
     def extended(self, observations: Observation) -> Observation:
-        """Return observations [B, ...] with those before them, `past.NAME` [B, T - 1, ...], oldest first."""
+        """Return observations [B, ...] with the earlier ones, `past.NAME` [B, T - 1, ...], oldest first."""
         if not self.keeps:
             return observations
         return observations | {past_key(name): array.copy() for name, array in self._past.items()}
@@ -242,7 +275,7 @@ class ObservationHistory:
         return {f"{_SAVED_HISTORY}{name}": array for name, array in self._past.items()}
 
     def load(self, state: State, observations: Observation) -> None:
-        """Continue with a history of `save`, and the present observations."""
+        """Continue with a saved history and the current observations."""
         if not self.keeps:
             return
         self._present = _numbers(observations)
@@ -253,5 +286,5 @@ class ObservationHistory:
 
 
 def _numbers(observations: Observation) -> Observation:
-    """Return all observations but the instruction, which is the same for the whole episode."""
+    """Return all observations except the instruction, which is constant in an episode."""
     return {name: array for name, array in observations.items() if name != INSTRUCTIONS}

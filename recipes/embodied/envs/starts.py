@@ -1,8 +1,9 @@
-"""Random numbers for episode starts, each a function of its place of use.
+"""Random numbers for episode starts, each a function of where it is used.
 
-A generator that counts would give other starts when environments are dealt to other workers, or when one episode ends
-earlier. Here a start depends on (seed, group, reset, episode) alone, through the finalizer of SplitMix64 (Steele, Lea
-and Flood, "Fast splittable pseudorandom number generators", 2014): a counter goes in, 64 well mixed bits come out.
+A stateful generator would give other starts after a redistribution of environments over workers, or after an earlier
+end of an episode. Here a start depends only on (seed, group, reset, episode), through the finalizer of SplitMix64
+(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): a counter goes in, 64 well mixed bits
+come out.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ class Starts:
         self._keys = self._groups
 
     def begin(self, reset: int) -> None:
-        """Begin the episodes after the reset of this number."""
+        """Begin the episodes after the reset with this number."""
         self._keys = _absorb(self._groups, np.full(self._groups.shape, reset))
 
     def of(self, rows: NDArray[np.int64], episodes: NDArray[np.int64]) -> Starts:
-        """Return the starts of the episodes of these numbers, in these environments."""
+        """Return the starts of the episodes with these numbers in these environments."""
         part = object.__new__(Starts)
         part._groups = self._groups[rows]
         part._keys = _absorb(self._keys[rows], episodes)
         return part
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """Return [rows, count], each from 0 to below 1. The same numbers every time."""
+        """Return [rows, count] numbers from 0 to below 1; the same on each call."""
         bits = _absorb(self._keys[:, None], np.arange(count))
         return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -1,4 +1,4 @@
-"""The methods of an environment that a subclass implements, or may."""
+"""The methods of an environment that a subclass must or may implement."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.cameras.camera import CameraView
+from recipes.embodied.envs.checks import broken
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.observation_keys import camera_of
@@ -22,16 +23,16 @@ from rlinf_core import ConfigError
 class TaskMethods(ABC):
     """The methods of a task, for B copies of it that step together.
 
-    Four have to be there; what the others return by default says that the environment has no such thing. None knows of
-    episodes: `VectorEnv` begins, counts and ends them.
+    Four are required; the defaults of the others mean that the environment lacks the feature. Episodes are no concern
+    of these methods: `VectorEnv` begins, counts and ends them.
 
     Attributes:
-        default_max_episode_steps: limit where the settings give none; None: episodes are not limited. A subclass may
-            set it, for the class or in its constructor.
-        alters_actions: whether `_advance` may carry out other actions than it is given, `Transition.actions`.
+        default_max_episode_steps: the limit if the settings have none; None: no limit. A subclass may set it for the
+            class or in its constructor.
+        alters_actions: whether `_advance` may execute other actions than requested, see `Transition.actions`.
         paces_itself: whether a step takes as long as an action does on a real arm.
         control_hz: actions per second of the simulated or real arm; None: unknown.
-        mapping: the way from a simulator's own observations and actions to ours, in words; None: they are ours.
+        mapping: how a simulator's observations and actions are converted, in words; None: they are not.
         start_faults: differences of the first stored start of each task from the task's own description; None: starts
             are drawn.
     """
@@ -64,12 +65,12 @@ class TaskMethods(ABC):
         """Return the state [B, ...] from which `_load` can continue every episode.
 
         Returns:
-            None where the environment cannot: a resumed run then begins new episodes.
+            None if the environment cannot: a resumed run then begins new episodes.
         """
         return None
 
     def _load(self, state: State) -> None:  # noqa: B027 - where `_save` returns none it is never called
-        """Restore the episodes of a `state` of `_save`; its rows are those of this batch."""
+        """Restore the episodes of a `state` that `_save` returned; its rows are those of this batch."""
 
     def _foresee(self, actions: Array) -> None:  # noqa: B027 - most gain nothing by it
         """Receive the actions [B, C, A] of the next `_advance` calls in advance, each until its episode ends."""
@@ -77,22 +78,22 @@ class TaskMethods(ABC):
     def expert(self) -> FloatArray | None:
         """Return actions of a scripted expert in the current states, float32 [B, A].
 
-        A function of the state alone, so that it can be asked for in states that a policy got into, too.
+        The actions depend only on the state, so that they also exist for states that a policy has reached.
 
         Returns:
-            None where there is no expert for this task.
+            None if the task has no expert.
         """
         return None
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
-        """Return the action, float32 [A], that moves the hand of one environment as commanded by a person.
+        """Return the action, float32 [A], that moves the hand of one environment as a person commands.
 
-        One without a motion holds the arm, also until the next chunk once a person has let go. By default that of
-        `HandMotion.action`: the motion, and the gripper's number of the last action. Override it where numbers are
-        positions or the gripper's is a speed; `VectorEnv.executed_actions` has what was carried out last.
+        An action without motion holds the arm, also from a person's release to the next chunk. By default the action of
+        `HandMotion.action`: the motion, and the gripper's number of the last action. Override this if numbers are
+        positions, or the gripper's number is a speed; `VectorEnv.executed_actions` has the last executed actions.
 
         Raises:
-            ConfigError: actions are choices.
+            ConfigError: actions are discrete.
         """
         if self.spec.num_choices is not None:
             raise ConfigError(
@@ -104,27 +105,27 @@ class TaskMethods(ABC):
     @property
     @abstractmethod
     def executed_actions(self) -> FloatArray:
-        """float32 [B, A], the actions last carried out in the present episodes; see `VectorEnv`."""
+        """float32 [B, A], the last executed actions of the current episodes; see `VectorEnv`."""
 
     def gripper_is_closed(self, row: int) -> bool:
-        """Return whether the gripper of one environment was last told to close; by default what the last of more than
-        three numbers says.
+        """Return whether the last command closed the gripper of one environment; by default according to the last of
+        more than three numbers of an action.
         """
         return self.action_size > 3 and bool(self.executed_actions[row, -1] > 0)
 
     def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
-        """Return the action that brings the arm of one environment to the joints of a leader; None: it has none."""
+        """Return the action that brings the arm of one environment to the joints of a leader; None: no leader."""
         return None
 
     @property
     def action_size(self) -> int:
-        """Numbers of an action, A."""
+        """The size of an action, A."""
         return self.spec.action_size
 
     def _failures(self) -> NDArray[np.str_] | None:
         """Return the failure of each running episode, such as `dropped`, text [B]; empty: none.
 
-        It is asked for where an episode ends without success.
+        Called when an episode ends without success.
         """
         return None
 
@@ -133,20 +134,31 @@ class TaskMethods(ABC):
         images.
 
         Returns:
-            None where there is nothing to see.
+            None if there is nothing to show.
         """
         images = {name: array[rows] for name, array in self._observe().items() if camera_of(name) is not None}
         return images or None
 
     def picture(self, seen: State) -> NDArray[np.uint8]:
-        """Return the data of `look` as images, uint8 [n, H, W, 3]; by default the cameras side by side."""
+        """Return the data of `look` as images, uint8 [n, H, W, 3]; by default the cameras side by side.
+
+        Raises:
+            EnvContractError: an image of `look` is not uint8 [n, H, W, 3].
+        """
+        for name, image in seen.items():
+            if image.dtype != np.uint8 or image.ndim != 4 or image.shape[3] != 3:
+                said = f"{image.dtype} {list(image.shape)}"
+                raise broken(
+                    f"`{name}` of `look` is {said}; images are RGB, uint8 [n, H, W, 3]",
+                    "convert it, or implement `picture`, which makes images from other data",
+                )
         height = max(image.shape[1] for image in seen.values())
         padded = [np.pad(image, ((0, 0), (0, height - image.shape[1]), (0, 0), (0, 0))) for image in seen.values()]
         return np.concatenate(padded, axis=2)
 
     def views(self, row: int) -> list[CameraView]:
-        """Return the newest picture of each camera of one environment, for a person who steers it; by default those
-        that `look` and `picture` make now.
+        """Return the newest image of each camera of one environment, for a person who steers it; by default those that
+        `look` and `picture` make now.
         """
         seen = self.look(np.array([row]))
         if seen is None:
@@ -157,18 +169,15 @@ class TaskMethods(ABC):
         return [CameraView("scene", self.picture(seen)[0], now)]
 
     def frame_ages(self) -> dict[str, FloatArray]:
-        """Return how old the frames of the present observation were when it was made, in seconds, float32 [B], by
-        camera; empty: simulated ones are of their moment."""
+        """Return the ages of the current observation's frames when it was made, in seconds, float32 [B], by camera;
+        empty for
+        simulated cameras, whose frames have no age.
+        """
         return {}
 
     def take_figures(self) -> dict[str, tuple[float, int]]:
-        """Return what was measured since the last call, besides episodes: sums and how many they are of, by name."""
+        """Return measurements since the last call, other than those of episodes: sums and their counts, by name."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release the resources of the environments. Idempotent."""
-
-    @property
-    def knows_success(self) -> bool:
-        """Whether the task has a success condition, rather than only a reward."""
-        return True

@@ -1,1 +1,1 @@
-"""Collection of whole episodes for recordings, evaluations and videos; nothing is trained on them."""
+"""Collection of whole episodes for recordings, evaluations and videos, without training."""

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-import torch
-
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import drives_one
@@ -17,13 +15,12 @@ from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec
 from recipes.embodied.episodes.collector import Actor, CollectedEpisode, CollectingEnvWorker, Keep
 from recipes.embodied.loop.env_errors import EnvErrors
-from recipes.embodied.loop.frames import EpisodeFrames
+from recipes.embodied.loop.frames import EPISODES, EpisodeFrames
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.policy_folder import keep_loaded, load_trained
 from recipes.embodied.rules.data_rules import check_given
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.training.comparing_worker import comparisons_of
-from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
 from rlinf_core.runners.run_program import claim_components
 from rlinf_core.runners.storage.first_contact import ContactCheck
@@ -36,17 +33,17 @@ class Collection:
     """The worker groups of a job that collects episodes.
 
     Args:
-        config: the whole file; `env.eval` says what is collected.
-        cluster: where the workers run.
-        checkpoint: the checkpoint whose weights act; None: the environment's scripted expert, unless `pretrained`.
-        intervention: who takes over from them; without a policy that is a person who does everything.
-        pretrained: the policy acts as `actor.model.model_path` has it, where there is no checkpoint.
+        config: the configuration of the job; `env.eval` describes the episodes.
+        cluster: the cluster of the workers.
+        checkpoint: the checkpoint whose policy acts; None: the environment's scripted expert, unless `pretrained`.
+        intervention: the source that takes over; without a policy, a person who chooses all actions.
+        pretrained: whether, without a checkpoint, the policy in `actor.model.model_path` acts.
 
     Attributes:
         spec: the spec of the environments.
         facts: the facts of the environments, see `CollectingEnvWorker.describe`.
         num_envs: environments that share a reset.
-        images: what the policy does to images, see `BasePolicy.describe_images`; empty without a policy.
+        images: the policy's image preprocessing, see `BasePolicy.describe_images`; empty without a policy.
         errors: the errors of the environments' own code so far.
     """
 
@@ -89,13 +86,15 @@ class Collection:
             self.images = self._rollout.describe_images().wait()[0]
 
     def comparisons(self) -> list[ContactCheck]:
-        """Return what was compared before and in the first episodes."""
+        """Return the comparisons before and in the first episodes."""
         acts = comparisons_of([self._env] if self._rollout is None else [self._env, self._rollout])
         return [first_step_check("env.eval"), *acts]
 
-    def recorded_episodes(self) -> list[EpisodeFrames] | None:
-        """Return the recorded frames of the last reset, by environment; None if the environments have no images."""
-        by_rank: list[list[EpisodeFrames] | None] = self._env.recorded_episodes().wait()
+    def recorded_episodes(self, most: int = EPISODES) -> list[EpisodeFrames] | None:
+        """Return the recorded frames of the last reset, by environment, of at most `most` episodes of each outcome;
+        None if the environments have no images.
+        """
+        by_rank: list[list[EpisodeFrames] | None] = self._env.recorded_episodes(most).wait()
         if all(films is None for films in by_rank):
             return None
         return sorted((film for films in by_rank for film in films or ()), key=lambda film: film.env)
@@ -104,7 +103,7 @@ class Collection:
         """Yield the episodes of one reset after another, endlessly; each list is ordered by environment.
 
         Raises:
-            EnvironmentRaisedError: the environments have an error in their code, and `runner.on_env_error` is `stop`.
+            EnvironmentRaisedError: the environments' code raises, and `runner.on_env_error` is `stop`.
         """
         for reset in itertools.count():
             if self._rollout is None:
@@ -130,9 +129,9 @@ def collecting(
     """Start the workers that collect episodes, on their own cluster, within the block.
 
     Args:
-        config: the whole file.
+        config: the configuration of the job.
         environments: `env.train` or `env.eval`, with the seed of the starts.
-        episodes: how many are wanted; more environments than that are not made.
+        episodes: the number of episodes wanted, which bounds the number of environments.
         checkpoint: see `Collection`.
         intervention: see `Collection`; a person drives one environment of each env worker.
         pretrained: see `Collection`.
@@ -160,21 +159,19 @@ def collecting(
 
 
 class ActingWorker(MultiStepRolloutWorker):
-    """Acts greedily with weights that it reads itself, without an actor."""
+    """A worker that acts greedily with weights that it reads itself, without an actor."""
 
     def init_from(self, layout: Layout, spec: EnvSpec, checkpoint: str | None) -> None:
-        """Create the policy, with the weights of a checkpoint if one is named.
+        """Create the policy, with the weights of a checkpoint if one is named; others are drawn as by the actor.
 
         Args:
             layout: the layout of the job.
             spec: the spec of the environments.
-            checkpoint: a folder `global_step_N` that this node sees; None: as `actor.model.model_path` has it.
+            checkpoint: a folder `global_step_N` that this node sees; None: the weights of `actor.model.model_path`.
 
         Raises:
-            CheckpointError: it cannot be read, or is of another model.
+            CheckpointError: the checkpoint cannot be read, or is of another model.
         """
-        # What neither a folder nor the checkpoint has is made as the actor made it.
-        torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.WEIGHTS))
         self.init_worker(layout, spec)
         if checkpoint is not None:
             load_trained(self.policy, self._config.actor.model, spec, checkpoint)

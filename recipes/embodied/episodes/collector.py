@@ -1,6 +1,6 @@
-"""Whole episodes, step by step, and the env workers that collect them: for recordings, evaluations and videos.
+"""Whole episodes, step by step, and the env workers that collect them, for recordings, evaluations and videos.
 
-No torch: it runs where environments do, in interpreters without it.
+Imports no torch: it runs in interpreters of environments, which may lack it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from recipes.embodied.config.env_config import InterventionConfig
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.envs.base import ERROR, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
+from recipes.embodied.envs.running import ERROR
 from recipes.embodied.envs.simulators.packages import versions_of
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.loop.frames import FrameRecorder
@@ -26,7 +27,7 @@ from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.errors import RunError
 
-# What is kept of every step: nothing, or everything that a policy learns from.
+# The columns to keep of every step: none, or everything that a policy learns from.
 Keep: TypeAlias = Literal["nothing", "everything"]
 # The actor of steps without interventions.
 Actor: TypeAlias = Literal["policy", "expert", "nobody"]
@@ -40,18 +41,18 @@ class CollectedEpisode:
     """One episode of T steps.
 
     Attributes:
-        env: number of the environment among all.
-        reset: number of the reset that began it; with `env` and the seed it says how the episode starts.
-        task: the instruction; the name of the task where the environment gives none.
+        env: number of the environment within the job.
+        reset: number of the reset that began it; with `env` and the seed it determines the start.
+        task: the instruction, or the name of the task if the environment has none.
         length: T.
         total_reward: sum of rewards.
-        success_once: solved in some state; None: the environment does not know success.
-        success_at_end: solved in the last state; None: likewise.
+        success_once: solved in some state; None: success is unknown.
+        success_at_end: solved in the last state; None: success is unknown.
         outcome: how it ended: `success`, a failure by its name, `time out`, `error` of the environment's code.
-        start: `seed`, and `number` of a fixed start where there is one.
+        start: `seed`, and `number` of a fixed start if there is one.
         columns: the columns by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` and
-            `terminations` after it; where somebody may intervene `interventions`, whether the action was theirs;
-            `frame_age.CAMERA` where the age of a frame is known, in seconds.
+            `terminations` after it; `interventions` if somebody may intervene; `frame_age.CAMERA` if the age of a frame
+            is known, in seconds.
     """
 
     env: int
@@ -72,11 +73,11 @@ class EpisodeCollector:
     Args:
         batch: the batch, without `auto_reset`.
         reset: number of the reset.
-        task: the name of the task, where the environment gives no instructions.
-        keep: what is kept of every step.
+        task: the name of the task, used if the environment has no instructions.
+        keep: the columns to keep.
 
     Attributes:
-        observations: the present ones.
+        observations: the current observations.
         errors: the errors of the environments' own code.
     """
 
@@ -105,9 +106,9 @@ class EpisodeCollector:
         return bool(self._over.all())
 
     def step(self, actions: Array) -> Observation:
-        """Carry out a chunk of actions [B, C, A], one after the other, and return the observations after it.
+        """Execute a chunk of actions [B, C, A] step by step, and return the observations after it.
 
-        Where somebody intervened the rest of the chunk holds the environment, as in `ExecutedActions`.
+        After an intervention, the rest of the chunk holds the environment, as in `ExecutedActions`.
         """
         interrupted = np.zeros(len(actions), np.bool_)
         for index in range(actions.shape[1]):
@@ -147,13 +148,12 @@ class EpisodeCollector:
         row = {name: array for name, array in before.items() if name != INSTRUCTIONS and not is_past(name)}
         row |= {f"{FRAME_AGES}{camera}": ages for camera, ages in self._ages.items()}
         self._ages = self._batch.frame_ages()
-        kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
         if result.interventions is not None:
             row[INTERVENED] = result.interventions[:, 0]
         self._steps.append(
             {
                 **row,
-                ACTIONS: kept,
+                ACTIONS: actions,
                 REWARDS: result.rewards[:, 0],
                 SUCCESSES: solved,
                 TERMINATIONS: result.terminations[:, 0],
@@ -161,11 +161,11 @@ class EpisodeCollector:
         )
 
     def episodes(self) -> list[CollectedEpisode]:
-        """Return the collected episodes by environment, without those whose simulator failed and without those
-        that a person has discarded.
+        """Return the collected episodes by environment, without those whose simulator failed or that a person
+        discarded.
 
         Raises:
-            RunError: simulators failed in more than half.
+            RunError: simulators failed in more than half of the episodes.
         """
         broken = int((self._failed & ~self._batch.discarded).sum())
         if 2 * broken > len(self._failed):
@@ -201,10 +201,10 @@ class EpisodeCollector:
 
 
 class CollectingEnvWorker(EnvWorker):
-    """Carries out one episode in each of the environments of `env.eval`."""
+    """A worker that runs one episode in each environment of `env.eval`."""
 
     def init_worker(self, layout: Layout, intervention: InterventionConfig | None = None) -> EnvSpec:
-        """Make the environments; return the facts that a policy needs about them.
+        """Make the environments; return their spec for the policy.
 
         Args:
             layout: the layout of the job.
@@ -218,7 +218,7 @@ class CollectingEnvWorker(EnvWorker):
         return self._eval.batches[0].spec
 
     def describe(self) -> dict[str, Any]:
-        """Return what an episode depends on besides the configuration: horizon, images, package versions."""
+        """Return facts of the environments that the configuration does not hold: horizon, images, package versions."""
         batch = self._batches[0]
         return {
             "max_episode_steps": batch.max_episode_steps,
@@ -237,18 +237,18 @@ class CollectingEnvWorker(EnvWorker):
         return self._eval.batches
 
     def collect(self, reset: int, keep: Keep, *, actor: Actor = "policy", film: bool = False) -> list[CollectedEpisode]:
-        """Carry out the episodes that begin with a reset.
+        """Run the episodes that begin with a reset.
 
         Args:
-            reset: its number.
-            keep: what is kept of every step.
-            actor: the source of actions in which nobody intervenes: the environment's scripted expert, the policy by
-                the rollout workers' `evaluate`, or nobody: the arm stands still until the person moves it, and an
+            reset: the number of the reset.
+            keep: the columns to keep.
+            actor: the source of actions without interventions: the environment's scripted expert; the policy, by the
+                rollout workers' `evaluate`; or nobody, so that the arm stands still until a person moves it, and an
                 episode begins with the first motion.
-            film: keep what `recorded_episodes` returns.
+            film: record the frames that `recorded_episodes` returns.
 
         Raises:
-            ConfigError: there is no expert for this task.
+            ConfigError: the task has no expert.
         """
         stages = self._eval
         if stages is None:
@@ -262,7 +262,7 @@ class CollectingEnvWorker(EnvWorker):
             for batch, collector in zip(stages.batches, collectors, strict=True):
                 if actor == "nobody" and batch.intervention is not None:
                     batch.intervention.wait_for_person()
-                still = np.zeros((batch.num_envs, 1, batch.action_size), np.float32)
+                still = np.zeros((batch.num_envs, 1, batch.action_size), batch.spec.action_dtype)
                 while not collector.over:
                     collector.step(_expert_actions(batch) if actor == "expert" else still)
         else:

@@ -1,1 +1,1 @@
-"""Interpreters of simulators: made from locks, and tried before a job needs them."""
+"""Interpreters of simulators: made from lock files, and tested before a job needs them."""

@@ -1,6 +1,6 @@
 """Interpreters for simulators: virtual environments created from lock files that come with rlinf.
 
-Each simulator has versions of MuJoCo and numpy that fit no other, so that each gets its own interpreter.
+Simulators need incompatible versions of MuJoCo and numpy, so that each gets its own interpreter.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.job.recipe import Trial
 
 DEFAULT_FOLDER: Final = Path("~/.rlinf/envs")
-# Which kind of environment a folder was made for.
+# The file that names the environment type of a folder.
 _MARK: Final = "rlinf-env.json"
 # Variables that would lead an interpreter to other packages, or contradict `MUJOCO_GL`.
 NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "PYOPENGL_PLATFORM")
 _INSTALL_SECONDS: Final = 3600
-# Seconds between two lines about an installation, and the lines of it that an error shows.
+# Seconds between progress lines about an installation, and lines of output in an error.
 _TELL_SECONDS: Final = 15.0
 _LAST_LINES: Final = 8
 _PROBE_SECONDS: Final = 600.0
 PROBE: Final = "recipes.embodied.interpreters.simulator_probe"
-# The renderers that work without a display, the faster one first.
+# Renderers that work without a display, the faster one first.
 _RENDERERS: Final = ("egl", "osmesa")
 
 Emit = Callable[[str], None]
 
 
 class SetupError(RLinfError):
-    """An interpreter for a simulator cannot be made, or does not run it."""
+    """An interpreter for a simulator cannot be made, or cannot run the simulator."""
 
 
 class Made(NamedTuple):
     """An interpreter for a simulator.
 
     Attributes:
-        env_type: the kind of environment.
-        python: its path.
-        facts: what `simulator_probe` found there.
-        renderer: the value of `MUJOCO_GL` with which it renders; None: it renders with none.
+        env_type: the environment type.
+        python: the path of the interpreter.
+        facts: the report of `simulator_probe`.
+        renderer: the value of `MUJOCO_GL` with which it renders; None: it cannot render.
     """
 
     env_type: str
@@ -66,7 +66,7 @@ class Made(NamedTuple):
 
 
 def simulators() -> list[str]:
-    """Return the kinds of environments that get their own interpreter."""
+    """Return the environment types that get their own interpreter."""
     return [name for name in ENV_TYPES if has_setup(name)]
 
 
@@ -75,13 +75,12 @@ def setup(env_type: str, folder: Path | None, emit: Emit) -> Made:
 
     Args:
         env_type: one of `simulators`.
-        folder: where the virtual environment goes; by default `~/.rlinf/envs/ENV_TYPE`. One that was made for this kind
-            before is brought up to date.
+        folder: the virtual environment; by default `~/.rlinf/envs/ENV_TYPE`. An existing one for this type is updated.
         emit: receives progress lines.
 
     Raises:
-        ConfigError: there is no such kind.
-        SetupError: the folder holds something else, a command failed, or the simulator does not run.
+        ConfigError: there is no such type.
+        SetupError: the folder has other contents, a command failed, or the simulator does not run.
     """
     if env_type not in simulators():
         from rlinf_core.suggest import did_you_mean, quoted
@@ -107,7 +106,7 @@ def checked(env_type: str, python: Path, emit: Emit) -> Made:
     """Try a simulator in an interpreter, with each renderer until one works.
 
     Raises:
-        SetupError: it does not run there.
+        SetupError: the simulator does not run there.
     """
     chosen = os.environ.get("MUJOCO_GL")
     facts: dict[str, Any] = {}
@@ -153,7 +152,7 @@ def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, A
 
 
 def lines_of(made: Made) -> str:
-    """Return the lines of a file that run the env workers in an interpreter."""
+    """Return the lines of a job file that run env workers in an interpreter."""
     renderer = f"\n          env_vars: [{{MUJOCO_GL: {made.renderer}}}]" if made.renderer else ""
     return f"""cluster:
   component_placement:
@@ -169,8 +168,9 @@ env:
 
 
 def trials(config: EmbodiedConfig) -> list[Trial]:
-    """Return the checks of `rlinf doctor`: the simulators of a configuration, as many at once as an env worker holds,
-    and a rendered frame of those with images."""
+    """Return the checks of `rlinf doctor`: a configuration's simulators, as many at once as an env worker holds, and a
+    rendered frame if it uses images.
+    """
     wanted: dict[str, ProbeRequest] = {}
     evaluates = config.runner.val_check_interval > 0 or config.runner.only_eval
     for environments in (config.env.train, config.env.eval):
@@ -233,7 +233,7 @@ def _installer(folder: Path, python: Path, emit: Emit) -> list[str]:
 
 
 def _same_ray() -> list[str]:
-    """Return Ray in the version of this interpreter: workers of one cluster have one."""
+    """Return the requirement of Ray in this interpreter's version, which all workers of a cluster must share."""
     try:
         return [f"ray=={metadata.version('ray')}"]
     except metadata.PackageNotFoundError:
@@ -244,7 +244,7 @@ def _run(command: Sequence[str], emit: Emit) -> None:
     """Run a command to its end; its latest output is reported at intervals.
 
     Raises:
-        SetupError: it failed, or did not end in time.
+        SetupError: the command failed, or did not end in time.
     """
     said: deque[str] = deque(maxlen=_LAST_LINES)
     began = time.monotonic()

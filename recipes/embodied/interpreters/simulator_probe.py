@@ -1,10 +1,10 @@
-"""A look at a simulator from its own interpreter: is it there, does it step, does it render.
+"""A probe of a simulator in its own interpreter: whether it is installed, steps, and renders.
 
     python -m recipes.embodied.interpreters.simulator_probe ENV_TYPE [REQUEST [PROCESSES]]
 
-REQUEST is a `ProbeRequest` in JSON, PROCESSES a list of the variables of each env worker that is placed on this node.
-The last line that it prints is a record in JSON. The simulator runs in its own process, so that a crash or a hang
-of it, or of the driver that renders, is reported as well.
+REQUEST is a `ProbeRequest` in JSON, PROCESSES a list of the variables of each env worker on this node. The last line of
+output is a record in JSON. The simulator runs in its own process, so that a crash or a hang of the simulator or the
+rendering driver is reported as well.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from recipes.embodied.envs.faults.repeating import RENDERING_HELP
 from recipes.embodied.envs.simulators.packages import versions_of
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, describe_fault, simulators_at_once, stepped
 
-# That one operation may take: robosuite compiles itself in its first step.
+# The time limit of one operation: robosuite compiles itself in its first step.
 _SECONDS: Final = 240.0
-# Kinds whose images are drawn by Vulkan; the others render by MuJoCo.
+# Environment types that render with Vulkan; the others render with MuJoCo.
 _VULKAN: Final = {"maniskill"}
 VULKAN_HELP: Final = (
     "install the accelerator's Vulkan driver, and `apt-get install --no-install-recommends libvulkan1 vulkan-tools`;"
@@ -35,17 +35,17 @@ def look(
     request: ProbeRequest = ProbeRequest(),  # noqa: B008 - a value
     workers: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Return what a simulator says of itself.
+    """Return the report on a simulator.
 
     Args:
-        env_type: the kind of environment.
-        request: which of its tasks, with what.
-        workers: variables of each env worker on this node: as many simulators as they hold are tried at once.
+        env_type: the environment type.
+        request: the task and options.
+        workers: variables of each env worker on this node; all simulators of these workers are tried at once.
 
     Returns:
         `versions` by distribution; `states` and `actions`, their sizes, or `fault`; `frame`, the size of a rendered
         image, or `frame_fault`; `renderer`, the value of `MUJOCO_GL`; `at_once`, how many ran at the same time;
-        `seconds` that it took. As `rlinf doctor` reads it: `verdict`, `what` was seen, and `help`.
+        `seconds`, the time taken. For `rlinf doctor`: `verdict`, `what` was found, and `help`.
     """
     began = time.monotonic()
     report: dict[str, Any] = {
@@ -69,7 +69,6 @@ def look(
 
 
 def _judged(env_type: str, report: dict[str, Any], *, needs_frame: bool) -> dict[str, str]:
-    """Return the verdict on what was found, in words."""
     vulkan = env_type in _VULKAN
     if "fault" in report:
         fault = report["fault"]
@@ -94,7 +93,6 @@ def _judged(env_type: str, report: dict[str, Any], *, needs_frame: bool) -> dict
 
 
 def _tried(env_type: str, settings: Any) -> dict[str, Any]:
-    """Make an environment, take a step, and return a report."""
     from recipes.embodied.envs.registry import make_env
 
     env = make_env(env_type, settings)

@@ -1,8 +1,8 @@
-"""As many simulators at the same time as the env workers of a node hold, each worker's with the worker's accelerators.
+"""As many simulators at the same time as a node's env workers hold, each with its worker's accelerators.
 
     python -m recipes.embodied.interpreters.simulators_at_once ENV_TYPE REQUEST COUNT SECONDS
 
-makes that many simulators, steps them, prints a record in JSON, and holds them until its standard input is closed.
+makes COUNT simulators, steps them, prints a record in JSON, and holds them until its standard input is closed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _IMAGE_SIZE: Final = 64
 
 
 class ProbeRequest(NamedTuple):
-    """The simulator of a file.
+    """The simulator that a job file configures.
 
     Attributes:
-        frame: whether it is a fault that it cannot render.
-        task: name of a task or a set of tasks; None: one that every installation has.
+        frame: whether failing to render is a fault.
+        task: name of a task or a set of tasks; None: a task that every installation has.
         options: `env.train.options`.
-        batches: environments of the whole job and simulator processes of one batch of a worker, for each kind of batch
-            that a worker holds at the same time.
+        batches: environments of the whole job, and simulator processes of one batch, for each batch that a worker holds
+            at the same time.
     """
 
     frame: bool = True
@@ -42,9 +42,9 @@ class ProbeRequest(NamedTuple):
         """Return the environments of a worker, one simulator process per environment.
 
         Args:
-            env_type: the kind of environment.
-            seconds: the seconds that one operation may take.
-            images: whether images are observed, those of the file or of one camera.
+            env_type: the environment type.
+            seconds: time limit of one operation.
+            images: whether to observe images: those in the job file, or one camera.
             num_envs: the number of environments.
         """
         from recipes.embodied.envs.env_spec import EnvSettings
@@ -63,13 +63,13 @@ def simulators_at_once(
     """Try the simulators of all env workers of a node at the same time.
 
     Args:
-        env_type: the kind of environment.
-        request: which of its tasks, with what, and how many a worker holds.
+        env_type: the environment type.
+        request: the task, options, and number of environments per worker.
         workers: variables of each worker.
-        seconds: the seconds that one operation of a simulator may take.
+        seconds: time limit of one operation of a simulator.
 
     Returns:
-        `at_once`, their number; `fault` instead where they do not run together, though one alone does.
+        `at_once`, their number; or `fault` if they do not run together.
     """
     counts = [_count(request, int(worker.get("WORLD_SIZE", "1"))) for worker in workers]
     if sum(counts) < 2:
@@ -101,7 +101,7 @@ def stepped(env: Any) -> dict[str, Any]:
     """Reset the environments, take a step in each, and return the sizes of observations and actions.
 
     Raises:
-        ValueError: an image has one colour.
+        ValueError: an image has a single color.
     """
     import numpy as np
 

@@ -2,7 +2,7 @@
 
     python -m recipes.embodied.interpreters.start_check ENV_TYPE STARTS TASK...
 
-prints a record in JSON for each task, as it is done: see `check_starts`.
+prints a record in JSON for each task once it is done: see `check_starts`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def require_stored_starts(env_type: str) -> None:
     """Check that a simulator has stored starts.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the simulator has none.
     """
     if env_type not in ENV_TYPES or not ENV_TYPES[env_type].stored_sets:
         stored = quoted(name for name, known in ENV_TYPES.items() if known.stored_sets)
@@ -49,15 +49,15 @@ def check_starts(
     """Try stored starts in an interpreter.
 
     Args:
-        env_type: a kind of environment that `require_stored_starts` accepts.
+        env_type: an environment type that `require_stored_starts` accepts.
         python: the interpreter that has the simulator.
-        tasks: tasks and sets of tasks; empty: all whose starts are stored.
-        starts: how many starts of each task, spread over its list.
+        tasks: tasks and sets of tasks; empty: all with stored starts.
+        starts: the number of starts per task, spread over its list.
         emit: receives progress lines.
 
     Returns:
-        A record for each task: `set` and `task`; `starts`, the numbers of those that were tried; `faults`, a list of
-        [start, fault]; `seconds`; `versions` of the packages.
+        A record for each task: `set` and `task`; `starts`, the numbers of the starts tried; `faults`, a list of [start,
+        fault]; `seconds`; `versions` of the packages.
 
     Raises:
         SetupError: the simulator does not run there.
@@ -76,7 +76,7 @@ def check_starts(
             raise failure from None
         with process:
             assert process.stdout is not None
-            # Simulators print, too.
+            # Simulators print to standard output, too.
             for line in process.stdout:
                 if not line.startswith("{"):
                     continue
@@ -95,7 +95,6 @@ def check_starts(
 
 
 def _records(env_type: str, starts: int, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Try tasks one after another."""
     from recipes.embodied.envs.processes.simulator import Start, options_of, simulation_class
     from recipes.embodied.envs.registry import env_class
 
@@ -109,7 +108,7 @@ def _records(env_type: str, starts: int, tasks: Sequence[str]) -> Iterator[dict[
             numbers = [index * simulation.stored_starts // count for index in range(count)]
             faults: list[tuple[int, str]] = []
             for number in numbers:
-                if number:  # the constructor begins the first
+                if number:  # the constructor begins start 0
                     simulation.reset(Start(0, number))
                 faults += [(number, fault) for fault in simulation.faults_of_start()]
             simulation.close()

@@ -1,7 +1,6 @@
 """The interface between intervention sources and environments. numpy only, no device library.
 
-A source of your own is a subclass of `InterventionSource` with one method, `read`; `source: package.module:Class` names
-it in a file.
+A custom source is a subclass of `InterventionSource` with one method, `read`; `source: package.module:Class` names it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from recipes.embodied.cameras.camera import CameraView
 from recipes.training.arrays import Array
 from rlinf_core.errors import RuntimeFailure
 
-# A person's judgement of the episode that is under way, which ends it. A discarded one is neither recorded nor learned
-# from.
+# A person's verdict on the running episode, which ends it. A discarded episode is neither recorded nor learned from.
 Verdict: TypeAlias = Literal["success", "failure", "discard"]
 Axes: TypeAlias = tuple[float, float, float]
 STILL: Axes = (0.0, 0.0, 0.0)
@@ -35,9 +33,9 @@ class HandMotion(NamedTuple):
     Attributes:
         linear: forward, to the left, up, as seen from the arm's base.
         angular: about these three axes.
-        gripper_closed: the gripper is to be closed, or open.
-        moves_gripper: the person has pressed the gripper's button in this takeover. Else the gripper stays as it is,
-            and `gripper_closed` says what it was last told.
+        gripper_closed: whether the gripper should be closed.
+        moves_gripper: whether the person has pressed the gripper's button in this takeover. If not, the gripper stays
+            as it is, and `gripper_closed` is its last command.
     """
 
     linear: Axes
@@ -46,12 +44,12 @@ class HandMotion(NamedTuple):
     moves_gripper: bool = True
 
     def action(self, size: int, last: Array | None = None) -> NDArray[np.float32]:
-        """Return an action of that many numbers, float32 [A]: the motion along the axes, then the turns about them as
-        far as there is room; the last of more than three numbers closes the gripper (1) or opens it (-1).
+        """Return an action of `size` numbers, float32 [A]: the motion along the axes, then as many rotations about them
+        as fit; the last of more than three numbers closes the gripper (1) or opens it (-1).
 
         Args:
             size: A.
-            last: [A], the last action, whose number for the gripper is repeated where the person does not move it.
+            last: [A], the last action, whose gripper number is repeated unless the person moves the gripper.
         """
         action = np.zeros(size, np.float32)
         axes = (*self.linear, *self.angular)[: size - (size > 3)]
@@ -68,7 +66,7 @@ class LeaderAction(NamedTuple):
 
     Attributes:
         action: float32 [A].
-        away: the way that is left for the target of each joint, by name, in the joints' own units.
+        away: the remaining distance of each joint's target, by name, in the joint's own units.
     """
 
     action: NDArray[np.float32]
@@ -80,10 +78,10 @@ class Takeover:
     """Action of a source in one step of a batch of environments.
 
     Attributes:
-        rows: bool [B], environments in which it replaces the policy's action.
+        rows: bool [B], environments in which the source replaces the policy's action.
         actions: float32 [B, A], its actions; rows of other environments may hold anything.
         verdicts: the verdicts on episodes that end with this step, by row.
-        rewards: what a person adds to the reward of this step, by row.
+        rewards: a person's addition to the reward of this step, by row.
     """
 
     rows: NDArray[np.bool_]
@@ -93,10 +91,10 @@ class Takeover:
 
 
 def check_verdicts(owner: object, num_envs: int, verdicts: object) -> None:
-    """Refuse verdicts on environments that do not exist, and words that are none: they would count as failures.
+    """Refuse verdicts on unknown environments, and unknown verdicts, which would count as failures.
 
     Raises:
-        InterventionError: there is one, or they are no mapping; `where` is the class of `owner`.
+        InterventionError: a verdict is invalid, or they are no mapping; `where` is the class of `owner`.
     """
     if not isinstance(verdicts, Mapping):
         raise InterventionError(
@@ -117,10 +115,10 @@ class EnvProgress(NamedTuple):
     """The step that a batch of environments is about to take.
 
     Attributes:
-        numbers: int64 [B], of the environments among all of the job.
+        numbers: int64 [B], the numbers of the environments within the job.
         reset: number of the last reset.
-        episode: int64 [B], number of the present episode since the reset.
-        steps: int64 [B], steps of the present episode so far.
+        episode: int64 [B], number of the current episode since the reset.
+        steps: int64 [B], steps of the current episode so far.
     """
 
     numbers: NDArray[np.int64]
@@ -141,12 +139,12 @@ class Steerable(Protocol):
 
     @property
     def action_size(self) -> int:
-        """A."""
+        """The size of an action, A."""
         ...
 
     @property
     def control_hz(self) -> float | None:
-        """Actions per second; None: not known."""
+        """Actions per second; None: unknown."""
         ...
 
     @property
@@ -164,19 +162,19 @@ class Steerable(Protocol):
         ...
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
-        """Return the action, float32 [A], that moves the hand of one environment as commanded."""
+        """Return the action, float32 [A], that moves the hand of one environment as a person commands."""
         ...
 
     def gripper_is_closed(self, row: int) -> bool:
-        """Return whether the gripper of one environment was last told to close."""
+        """Return whether the last command closed the gripper of one environment."""
         ...
 
     def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
-        """Return the action that brings the arm of one environment to the joints of a leader; None: it has none."""
+        """Return the action that brings the arm of one environment to the joints of a leader; None: no leader."""
         ...
 
     def views(self, row: int) -> list[CameraView]:
-        """Return the newest picture of each camera of one environment; empty: there is nothing to see."""
+        """Return the newest picture of each camera of one environment; empty: no image."""
         ...
 
 
@@ -185,14 +183,15 @@ class InterventionSource(ABC):
 
     Args:
         env: the batch of environments.
-        options: `intervention.options` of the file; where the class has an attribute `options_model`, its instance.
+        options: `intervention.options` of the job file; an instance of the class attribute `options_model`, if it
+            exists.
 
     Attributes:
-        judges: it has keys for success and failure; without them a judge of `keys` opens a device of its own.
+        judges: whether it has keys for success and failure; if not, a judge of `keys` opens its own device.
 
     Raises:
         InterventionError: the device cannot be opened.
-        ConfigError: the environment is none for this source.
+        ConfigError: the environment does not suit this source.
     """
 
     judges: ClassVar[bool] = True
@@ -204,7 +203,7 @@ class InterventionSource(ABC):
     def read(self) -> Takeover | None:
         """Return the intervention in the next step; None: the policy acts in all environments.
 
-        Called once before every step. Must not wait, but for the pace of a person who watches a simulation.
+        Called once before every step. Must not wait, except to pace a simulation for a watching person.
 
         Raises:
             InterventionError: the device was lost.
@@ -220,35 +219,43 @@ class InterventionSource(ABC):
 class ExecutedActions:
     """Replaces the policy's actions by a source's, step by step of a chunk, and records the executed ones.
 
-    Where a source let go within a chunk the rest of it is not the policy's: that was chosen before the environment was
-    moved by somebody else. Such an environment is held as it is until the next chunk.
+    If a source releases control within a chunk, the policy's remaining actions are outdated, because somebody else has
+    moved the environment. The environment is then held still until the next chunk.
 
     Args:
-        chunk: [B, C, A], the policy's.
-        source: None: no interventions.
-        held: returns the actions [n, A] that hold some environments as they are, by their rows.
+        chunk: [B, C, A], the policy's actions.
+        source: the source of interventions; None: no interventions.
+        held: returns the actions [n, A] that hold the environments of given rows still.
+        carried_out: returns an action within the bounds of the environments, see `EnvSpec`.
+        num_choices: see `EnvSpec`.
 
     Attributes:
-        actions: [B, C, A], what was carried out.
+        actions: [B, C, A], the executed actions.
         taken: bool [B, C], the steps in which the source acted.
-        verdicts: those on the last step, by row.
-        rewards: what a person adds to the rewards of the last step, by row.
+        verdicts: the verdicts on the last step, by row.
+        rewards: a person's additions to the rewards of the last step, by row.
     """
 
     def __init__(
-        self, chunk: Array, source: InterventionSource | None, held: Callable[[NDArray[np.int64]], Array]
+        self,
+        chunk: Array,
+        source: InterventionSource | None,
+        held: Callable[[NDArray[np.int64]], Array],
+        carried_out: Callable[[Array], Array],
+        num_choices: int | None = None,
     ) -> None:
         self.actions = chunk.copy()
         self.taken = np.zeros(chunk.shape[:2], np.bool_)
         self._source, self._held = source, held
+        self._carried_out, self._num_choices = carried_out, num_choices
         self.verdicts: dict[int, Verdict] = {}
         self.rewards: dict[int, float] = {}
 
     def take(self, index: int) -> Array:
-        """Return the actions [B, A] to carry out in a step.
+        """Return the actions [B, A] to execute in a step.
 
         Raises:
-            InterventionError: an action of the source is not finite, or it was lost.
+            InterventionError: an action of the source is not finite or no choice, or its device was lost.
         """
         self.verdicts, self.rewards = {}, {}
         taken_over = None if self._source is None else self._source.read()
@@ -256,34 +263,50 @@ class ExecutedActions:
         if len(left):
             self.actions[left, index] = self._held(left)
         if taken_over is not None:
-            self._check(taken_over)
-            wanted = taken_over.actions[taken_over.rows]
+            rows, actions = self._checked(taken_over)
+            wanted = actions[rows]
+            choices, fault = self._num_choices, None
             if not np.isfinite(wanted).all():
+                fault = "not finite"
+            elif choices is not None and not np.isin(wanted, np.arange(choices)).all():
+                fault = f"none of the {choices} choices, from 0"
+            if fault is not None:
                 raise InterventionError(
-                    "an intervention action is not finite",
+                    f"an intervention action is {fault}",
                     where=type(self._source).__name__,
                     help="fix the source; no action was executed",
                 )
-            self.actions[taken_over.rows, index] = np.clip(wanted, -1, 1)
-            self.taken[:, index] = taken_over.rows
+            self.actions[rows, index] = self._carried_out(wanted)
+            self.taken[:, index] = rows
             self.verdicts, self.rewards = taken_over.verdicts, taken_over.rewards
         return self.actions[:, index]
 
-    def _check(self, taken_over: Takeover) -> None:
-        """Refuse a takeover that is not of this batch: numbers would count for other environments."""
+    def _checked(self, taken_over: Takeover) -> tuple[NDArray[np.bool_], Array]:
+        """Return rows and actions of a takeover; refuse those of another batch, which would count for wrong
+        environments.
+        """
         rows, actions = np.asarray(taken_over.rows), np.asarray(taken_over.actions)
         batch, _, size = self.actions.shape
-        if rows.dtype != np.bool_ or rows.shape != (batch,) or actions.shape != (batch, size):
-            shapes = f"`rows` {rows.dtype}{list(rows.shape)} and `actions` {list(actions.shape)}"
+        is_number = actions.dtype.kind in "fiu"
+        if rows.dtype != np.bool_ or rows.shape != (batch,) or actions.shape != (batch, size) or not is_number:
+            shapes = f"`rows` {rows.dtype}{list(rows.shape)} and `actions` {actions.dtype}{list(actions.shape)}"
             raise InterventionError(
-                f"a takeover has {shapes}; expected bool{[batch]} and {[batch, size]}",
+                f"a takeover has {shapes}; expected bool{[batch]} and numbers{[batch, size]}",
                 where=type(self._source).__name__,
                 help="return a row for each environment of the batch; no action was executed",
             )
         check_verdicts(self._source, batch, taken_over.verdicts)
+        for row, reward in taken_over.rewards.items():
+            if not (0 <= row < batch and np.isfinite(reward)):
+                raise InterventionError(
+                    f"the reward of environment {row} is {reward}; there are {batch} environments",
+                    where=type(self._source).__name__,
+                    help="rewards are finite numbers, by row from 0",
+                )
+        return rows, actions
 
     def replace(self, index: int, actions: Array) -> None:
-        """Record the action that the environment executed in a step instead, [B, A]."""
+        """Record the actions [B, A] that the environment executed instead in a step."""
         self.actions[:, index] = actions
 
 
@@ -292,10 +315,10 @@ class SuccessJudge(ABC):
 
     Args:
         env: the batch of environments.
-        options: `judge.options` of the file; where the class has an attribute `options_model`, its instance.
+        options: `judge.options` of the job file; an instance of the class attribute `options_model`, if it exists.
 
     Raises:
-        ConfigError: the environment is none for this judge.
+        ConfigError: the environment does not suit this judge.
     """
 
     def __init__(self, env: Steerable, options: Any) -> None:
@@ -315,4 +338,4 @@ class SuccessJudge(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
-        """Release what it holds. May be called twice."""
+        """Release its resources. May be called twice."""

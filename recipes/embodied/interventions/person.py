@@ -1,4 +1,4 @@
-"""The common part of all human input devices: start and end of takeovers, gripper, control rate."""
+"""The common part of all human input devices: takeovers, gripper, control rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recipes.embodied.interventions.source_options import PersonOptions
 from rlinf_core import ConfigError
 
 _DEFAULT_HZ = 20.0
-KEY_REWARD: Final = 1.0  # by which the button for a reward raises that of a step
+KEY_REWARD: Final = 1.0  # the addition of the reward button to a step's reward
 
 
 class Controls(NamedTuple):
@@ -30,11 +30,11 @@ class Controls(NamedTuple):
 
     Attributes:
         linear: forward, left, up, each from -1 to 1.
-        angular: about these.
-        engaged: a button is held, or was pressed, that takes over even without a motion.
-        toggles_gripper: the gripper's button was pressed.
-        verdict: a button was pressed that judges the episode.
-        rewards: a button was pressed that rewards this step.
+        angular: about these axes.
+        engaged: whether a button that takes over even without a motion is held or was pressed.
+        toggles_gripper: whether the gripper's button was pressed.
+        verdict: the verdict of a pressed button; None: none was pressed.
+        rewards: whether the button that rewards this step was pressed.
     """
 
     linear: Axes = STILL
@@ -46,13 +46,13 @@ class Controls(NamedTuple):
 
 
 class Engagement:
-    """Decides in which steps a person acts: from the step on in which a control is moved, until some without.
+    """Decides in which steps a person acts: from a moved control until some steps without one.
 
     Args:
         options: dead band, speed, signs of axes, and steps after which the policy acts again.
 
     Attributes:
-        gripper_closed: whether the gripper is to be closed; set to what it was last told while the policy acts.
+        gripper_closed: whether the gripper should be closed; while the policy acts, its last command.
     """
 
     def __init__(self, options: PersonOptions) -> None:
@@ -79,17 +79,17 @@ class Engagement:
         return HandMotion((x, y, z), (roll, pitch, yaw), self.gripper_closed, self._gripped)
 
     def begin(self) -> None:
-        """Forget the gripper and the takeover of the episode before."""
+        """Clear the gripper and the takeover of the previous episode."""
         self.gripper_closed, self._left = False, 0
 
     @property
     def active(self) -> bool:
-        """Whether the person acts in the next step, moved or not."""
+        """Whether the person acts in the next step even without a motion."""
         return self._left > 0
 
 
 class PersonSource(InterventionSource):
-    """A device by which a person drives the one environment of a worker. A subclass has `poll`."""
+    """A device with which a person drives the one environment of a worker. Subclasses implement `poll`."""
 
     def __init__(self, env: Steerable, options: Any) -> None:
         super().__init__(env, options)
@@ -124,7 +124,7 @@ class PersonSource(InterventionSource):
             time.sleep(1 / self._hz)
 
     def _motion(self, controls: Controls) -> HandMotion | None:
-        """Return the motion of a step; a takeover starts from the gripper as the policy, or the reset, has left it."""
+        """Return the motion of a step; a takeover starts with the gripper's state after the policy or the reset."""
         progress = self.env.progress
         episode = (progress.reset, int(progress.episode[0]))
         if episode != self._episode:
@@ -149,7 +149,6 @@ class PersonSource(InterventionSource):
         return self.env.steer(motion, 0)
 
     def _pace(self) -> None:
-        """Wait until the next step of a simulation is due."""
         now = time.monotonic()
         if now < self._due:
             time.sleep(self._due - now)

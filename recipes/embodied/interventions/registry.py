@@ -1,22 +1,15 @@
-"""Constructors of intervention sources and judges by name, imported on demand; and those that need no device.
-
-The scripted expert takes over at random moments: for tests, and for trying how much help from people would be worth.
-"""
+"""Constructors of intervention sources and judges by name, imported on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from recipes.embodied.config.intervention_types import JUDGES, SOURCES
 from recipes.embodied.interventions.devices.event_device import missing_package
-from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Takeover, Verdict
-from recipes.embodied.interventions.source_options import KeysOptions, ScriptedOptions
+from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Verdict
+from recipes.embodied.interventions.source_options import KeysOptions
 from recipes.training.arrays import Array
-from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.process.requirements import missing_modules
 from rlinf_core.registry import Registry
@@ -33,7 +26,7 @@ def open_source(name: str, env: Steerable, options: Mapping[str, Any]) -> Interv
     """Return an intervention source for a batch of environments.
 
     Args:
-        name: one of ours, a registered one, or `package.module:Class` of your own.
+        name: a built-in or registered name, or a custom `package.module:Class`.
         env: the batch.
         options: the options by name.
 
@@ -66,7 +59,7 @@ class KeysJudge(SuccessJudge):
 
     def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
         if self.env.intervention is not None and self.env.intervention.judges:
-            return {}  # that source's own verdicts count
+            return {}  # the verdicts of that source count
         if self._device is None:
             self._device = open_source(self.options.device, self.env, self.options.options)
         reading = self._device.read()
@@ -81,7 +74,7 @@ def open_judge(name: str, env: Steerable, options: Mapping[str, Any]) -> Success
     """Return a judge of a batch of environments.
 
     Args:
-        name: one of ours, or `package.module:Class` of your own.
+        name: a built-in name, or a custom `package.module:Class`.
         env: the batch.
         options: the options by name.
 
@@ -90,63 +83,3 @@ def open_judge(name: str, env: Steerable, options: Mapping[str, Any]) -> Success
     """
     made = _JUDGES.get(name)
     return made(env, checked_options(made, options, "env.train.judge.options"))
-
-
-# Steps whose takeovers are drawn together; a takeover ends with its block.
-BLOCK: Final = 256
-
-
-def takeover_steps(options: ScriptedOptions, env: int, reset: int, episode: int, block: int) -> NDArray[np.bool_]:
-    """Return in which of a block of 256 steps the expert acts, bool [256].
-
-    A function of its arguments alone, so that a run that is continued is helped as an uninterrupted one.
-
-    Args:
-        options: how often, and how long.
-        env: number of the environment among all of the job.
-        reset: number of the reset.
-        episode: number of the episode since then.
-        block: number of the block of steps in the episode.
-    """
-    random = np.random.default_rng([options.seed, env, reset, episode, block])
-    steps = np.zeros(BLOCK, np.bool_)
-    step = 0
-    while step < BLOCK:
-        if random.random() < options.probability:
-            length = int(random.integers(options.shortest, options.longest + 1))
-            steps[step : step + length] = True
-            step += length
-        else:
-            step += 1
-    return steps
-
-
-class ScriptedSource(InterventionSource):
-    """The environment's own expert, see `VectorEnv.expert`."""
-
-    options_model = ScriptedOptions
-
-    def __init__(self, env: Steerable, options: Any) -> None:
-        super().__init__(env, options)
-        self._blocks: dict[int, tuple[tuple[int, int, int], NDArray[np.bool_]]] = {}
-
-    def read(self) -> Takeover | None:
-        progress = self.env.progress
-        rows = np.zeros(self.env.num_envs, np.bool_)
-        for row in range(self.env.num_envs):
-            block, step = divmod(int(progress.steps[row]), BLOCK)
-            key = (progress.reset, int(progress.episode[row]), block)
-            known = self._blocks.get(row)
-            if known is None or known[0] != key:
-                steps = takeover_steps(self.options, int(progress.numbers[row]), *key)
-                known = self._blocks[row] = (key, steps)
-            rows[row] = known[1][step]
-        if not rows.any():
-            return None
-        actions = self.env.expert()
-        if actions is None:
-            raise ConfigError(
-                "`intervention.source: scripted` needs a scripted expert, and this task has none",
-                help="choose an input device, or give your environment an `expert`",
-            )
-        return Takeover(rows, np.asarray(actions, np.float32), {})

@@ -22,14 +22,15 @@ from recipes.embodied.learning.trajectory import (
     sum_to_level,
 )
 from recipes.embodied.models.base_policy import Inputs
-from recipes.training.typed_tensors import explained_variance
-from rlinf_core import AdvantageSettings, Trajectories, get_advantage
-from rlinf_core.algorithms.advantages import estimate, groups_that_vary, total_rewards
+from recipes.sections.algorithm import GROUP_ADVANTAGES
+from recipes.training.typed_tensors import explained_variance, integers
+from rlinf_core import Advantages, AdvantageSettings, Trajectories, get_advantage
+from rlinf_core.algorithms.advantages import AdvantageFunction, estimate, groups_that_vary, total_rewards
 from rlinf_core.algorithms.options import checked_options
 
 ReduceSum = Callable[[Tensor], Tensor]
 
-# Numbers of an observation that are looked at in a step.
+# The most numbers of an observation that are examined in a step.
 _SPREAD_NUMBERS = 1 << 18
 
 
@@ -40,7 +41,7 @@ class Samples:
     Attributes:
         inputs: the inputs of the policy.
         tensors: `actions` as the policy drew them, `old_logprobs` at the level of `algorithm.logprob_type`,
-            `advantages`; `old_values` and `returns` with a value head; `mask` and `value_mask` where not everything
+            `advantages`; `old_values` and `returns` with a value head; `mask` and `value_mask` if not everything
             counts.
         tokens: C and D of log-probabilities and entropies, as the policy returns them.
     """
@@ -63,9 +64,9 @@ class Samples:
         )
 
     def part(self, member: int, members: int) -> Samples:
-        """Return every `members`-th sample from `member` on: equally many for all members.
+        """Return every `members`-th sample from `member` on; all members get equally many.
 
-        Where the samples do not divide, those that lack one get one that does not count.
+        If the samples do not divide evenly, members that lack one get a masked sample.
         """
         if members == 1:
             return self
@@ -81,10 +82,10 @@ class Samples:
         return part
 
     def masked(self) -> Samples:
-        """Return the samples with masks, where they have none: everything counts."""
+        """Return the samples with masks; by default everything counts."""
         tensors = dict(self.tensors)
         if "mask" not in tensors:
-            # Of the level of actions or chunks: all of `old_logprobs` but the tokens.
+            # At the level of actions or chunks: the shape of `old_logprobs` without the tokens.
             tensors["mask"] = torch.ones(tensors["old_logprobs"].shape[:2], dtype=torch.bool)
             if "returns" in tensors:
                 tensors["value_mask"] = torch.ones(tensors["returns"].shape[:1], dtype=torch.bool)
@@ -119,16 +120,16 @@ def build_samples(
 ) -> tuple[Samples, dict[str, float]]:
     """Return samples with advantages, and metrics of them by their full names.
 
-    Where rewards or ratios are of chunks, or the model has one value for a chunk, a chunk is one step: its reward is
-    the sum of its actions' rewards, its advantage is that over the value before it, and the discount is by chunk (Ren
-    et al., "Diffusion policy policy optimization", arXiv 2409.00588, section 4.1). Ratios of actions or tokens then
-    share the advantage of their chunk. Else each action is a step, and is credited with what follows it alone.
+    If rewards or ratios are per chunk, or the model has one value per chunk, a chunk is one step: its reward is the sum
+    of its actions' rewards, its advantage is relative to the value before it, and the discount is per chunk (Ren et
+    al., "Diffusion policy policy optimization", arXiv 2409.00588, section 4.1). Ratios of actions or tokens then share
+    the advantage of their chunk. Otherwise each action is a step, credited only with what follows it.
 
     Args:
         trajectories: T chunks of B environments, members of a group next to each other.
         algorithm: the section `algorithm`.
         group_size: environments that share a start.
-        reduce_sum: adds a tensor up over actors; None: there is one.
+        reduce_sum: sums a tensor over actors; None: a single actor.
 
     Raises:
         ValueError: the advantage needs values, and there are none.
@@ -136,19 +137,22 @@ def build_samples(
     steps = trajectories.steps
     chunk = steps["rewards"].shape[2]
     by_chunk = (
-        # A ratio of a chunk cannot be split: advantages of its actions, added up, would count what comes after the
-        # chunk once for each action.
+        # A ratio per chunk cannot be split: summed advantages of its actions would count what follows the chunk once
+        # per action.
         algorithm.logprob_type == "chunk_level" or steps.get("values", steps["rewards"]).shape[2] != chunk
     )
     episodes, values = _episodes(trajectories, algorithm, by_chunk=by_chunk)
-    settings = AdvantageSettings.of(algorithm, reduce_sum) if reduce_sum else AdvantageSettings.of(algorithm)
+    inputs = algorithm.inputs
+    settings = AdvantageSettings.of(inputs, reduce_sum) if reduce_sum else AdvantageSettings.of(inputs)
     advantage = get_advantage(algorithm.adv_type)
     options = checked_options(advantage, algorithm.options, "algorithm.options")
     settings = replace(settings, group_size=group_size, options=options)
     mask = episodes.mask
-    if algorithm.filter_rewards and mask is not None:
-        mask = mask & groups_that_vary(total_rewards(episodes.rewards, mask), group_size)
-    estimates = estimate(advantage, episodes, settings)
+    if algorithm.settings.filter_rewards and mask is not None:
+        mask = mask & _in_varied_groups(episodes.rewards, mask, group_size)
+    # A custom function may rely on `group_size`.
+    compares = algorithm.adv_type in GROUP_ADVANTAGES
+    estimates = (estimate_present if compares else estimate)(advantage, episodes, settings)
 
     def samples(level: Tensor) -> Tensor:
         """Return [steps, B] as [n] or [n, C]."""
@@ -160,7 +164,7 @@ def build_samples(
         "advantages": samples(estimates.advantages),
     }
     counted = steps["valid"].flatten(0, 1)
-    if algorithm.filter_rewards and mask is not None:
+    if algorithm.settings.filter_rewards and mask is not None:
         counted = counted & (samples(mask) if not by_chunk else samples(mask)[:, None])
     if algorithm.logprob_type == "chunk_level":
         counted = counted.any(dim=1)
@@ -177,23 +181,53 @@ def build_samples(
         tensors["returns"] = samples(estimates.returns).reshape(len(tensors["actions"]), -1)
         metrics["train/critic/explained_variance"] = explained_variance(values[:-1], estimates.returns, mask).item()
     if not bool(counted.all()):
-        # The loss is simpler, and so faster, where everything counts.
+        # Without masks the loss is simpler and faster.
         tensors["mask"] = counted
         if "returns" in tensors:
             tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else leading(counted, 1)
-    inputs = {name: tensor.flatten(0, 1) for name, tensor in trajectories.inputs.items()}
-    return Samples(inputs, tensors, (chunk, steps["logprobs"].shape[3])), metrics
+    observed = {name: tensor.flatten(0, 1) for name, tensor in trajectories.inputs.items()}
+    return Samples(observed, tensors, (chunk, steps["logprobs"].shape[3])), metrics
+
+
+def estimate_present(advantage: AdvantageFunction, episodes: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Return advantages within groups without members of which no step counts, as after a failed simulator: a total
+    reward of 0 would be compared. If one member is left, its advantage is 0.
+    """
+    mask = torch.ones_like(episodes.dones) if episodes.mask is None else episodes.mask
+    kept = mask.any(dim=0).view(-1, settings.group_size)
+    kept = kept & (kept.sum(dim=1, keepdim=True) > 1)
+    if bool(kept.all()) or not bool(kept.any()):
+        return estimate(advantage, episodes, settings)
+    rows = kept.flatten()
+    names = ("rewards", "dones", "values", "mask")
+    columns = {name: None if (tensor := getattr(episodes, name)) is None else tensor[:, rows] for name in names}
+    sizes = [size for size in integers(kept.sum(dim=1)) if size]
+    part = estimate(advantage, replace(episodes, **columns, group_sizes=sizes), settings)
+
+    def whole(tensor: Tensor) -> Tensor:
+        return tensor.new_zeros(episodes.rewards.shape).index_copy(1, rows.nonzero()[:, 0], tensor)
+
+    return Advantages(whole(part.advantages), None if part.returns is None else whole(part.returns))
+
+
+def _in_varied_groups(rewards: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    """Return which environments are in a group whose members have unequal total rewards, bool [B]; a member of which no
+    step counts, see `estimate_present`, is like another one.
+    """
+    scores, present = total_rewards(rewards, mask).view(-1, group_size), mask.any(dim=0).view(-1, group_size)
+    others = torch.where(present, scores, -torch.inf).amax(dim=1, keepdim=True).nan_to_num(neginf=0.0)
+    return groups_that_vary(torch.where(present, scores, others).flatten(), group_size)
 
 
 def mean_reward(steps: Mapping[str, Tensor]) -> float:
-    """Return the sum of the rewards that count, a mean over the environments of which any does."""
+    """Return the summed valid rewards, averaged over environments with any valid reward."""
     valid = steps["valid"]
     environments = max(1, int(valid.any(dim=2).any(dim=0).sum()))
     return float(torch.where(valid, steps["rewards"], 0).sum()) / environments
 
 
 def _moments(values: Tensor, reduce_sum: ReduceSum) -> tuple[float, float]:
-    """Return mean and standard deviation of values [n] over all actors; 0 where there are none."""
+    """Return mean and standard deviation of values [n] over all actors; 0 without values."""
     values = values.double()
     total, count = reduce_sum(torch.stack((values.sum(), values.new_tensor(len(values)))))
     mean = total / count.clamp(min=1)
@@ -202,7 +236,7 @@ def _moments(values: Tensor, reduce_sum: ReduceSum) -> tuple[float, float]:
 
 
 def _spread(inputs: Inputs, counted: Tensor) -> float:
-    """Return the largest standard deviation of any number of an observation, over some of the samples that count.
+    """Return the largest standard deviation of any number of an observation, over some of the valid samples.
 
     Args:
         inputs: [T, B, ...] by name.
@@ -212,7 +246,7 @@ def _spread(inputs: Inputs, counted: Tensor) -> float:
     places = counted.flatten().nonzero()[:, 0]
     for tensor in inputs.values() if len(places) else ():
         rows = tensor.flatten(0, 1)
-        # Images are large, and a few show whether all are the same.
+        # Images are large, and a few suffice to show whether all are equal.
         few = rows[places[:: max(1, len(places) * max(1, rows[0].numel()) // _SPREAD_NUMBERS)]].flatten(1).float()
         spreads.append(few.std(dim=0, correction=0).amax())
     return float(torch.stack(spreads).amax()) if spreads else 0.0
@@ -231,10 +265,10 @@ def _episodes(
         last = trajectories.last[:, :1]
         finals = steps["finals"][..., :1].expand_as(rewards)
         rewards = bootstrap_rewards(rewards, *ends, finals, algorithm.gamma)
-        # The value of a chunk is that of its first action, before any of them was carried out.
+        # The value of a chunk is that of its first action, before any of its actions was executed.
         flat = steps["values"][..., 0] if by_chunk else flatten_chunks(steps["values"])
         values = torch.cat((flat, last.T))
-    # The reward of a chunk is that of its actions that count.
+    # The reward of a chunk is that of its valid actions.
     counted = torch.where(steps["valid"], rewards, 0)
     rewards, dones = rewards_to_level(counted, ends[0] | ends[1], level)
     return Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), values
@@ -247,21 +281,21 @@ def bootstrap_rewards(
     final_values: Tensor,
     gamma: float,
 ) -> Tensor:
-    """Return rewards with the value of the rest of an episode added where it was cut off.
+    """Return rewards plus the value of the rest of an episode where it was truncated.
 
-    An episode that reaches its limit of steps is not over for the value function: r_t + gamma V(final observation)
-    stands for the rest (Pardo et al., "Time limits in reinforcement learning", arXiv 1712.00378).
+    For the value function, an episode does not end at its limit of steps: r_t + gamma V(final observation) estimates
+    the rest (Pardo et al., "Time limits in reinforcement learning", arXiv 1712.00378).
 
     Args:
         rewards: float [T, ...].
         terminations: bool [T, ...], the task ended with this step.
-        truncations: bool [T, ...], the episode was cut off after this step.
+        truncations: bool [T, ...], the episode was truncated after this step.
         final_values: float [T, ...], value of the observation in which the episode ended; anything elsewhere.
-        gamma: discount by step.
+        gamma: discount per step.
 
     Returns:
         float [T, ...].
     """
     at = truncations & ~terminations
-    # torch.where and not a product: what stands elsewhere may be NaN.
+    # torch.where rather than a product: other entries may be NaN.
     return rewards + gamma * torch.where(at, final_values, 0)

@@ -1,4 +1,4 @@
-"""The fit of a data set to an environment: sizes of actions and states, and which camera is which."""
+"""The fit of a data set to an environment: sizes of actions and states, and matching of cameras."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> dict[str, str]:
-    """Return the data set's camera for each of the environment's.
+    """Return the data set's camera for each camera of the environment.
 
     Args:
         data: sizes of the data set.
-        spec: the spec of the environment; sizes that are 0 are not judged.
-        named: the data set's camera for some of the environment's.
+        spec: the spec of the environment; sizes of 0 are not checked.
+        named: the data set's camera for some of the environment's cameras.
 
     Raises:
-        DatasetError: actions, states or pictures are others than the environment's.
+        DatasetError: actions, states or images differ from the environment's.
     """
     for what, size, needed in (
         ("numbers in an action", data.action_size, spec.action_size or data.action_size),
@@ -32,7 +32,7 @@ def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> d
             raise DatasetError(
                 f"the data set has {size} {what}; the environment has {needed}",
                 where=data.where,
-                help="it belongs to another environment, or another control mode of the robot; `data.state_keys`"
+                help="it belongs to another environment, or another control mode of the robot; `data.columns`"
                 " selects the states",
             )
     if spec.action_size and data.choices != (spec.num_choices is not None):

@@ -1,4 +1,4 @@
-"""Demonstrations as section `data` describes them: chosen, scaled, turned, and checked row by row."""
+"""Demonstrations as section `data` describes them: selected, scaled, flipped, and checked row by row."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from recipes.embodied.envs.env_spec import EnvSpec
 
 _LOGGER: Final = logging.getLogger("rlinf")
-# Rounding to float32 is no other value.
+# A difference within float32 rounding counts as equal.
 _ROUNDING: Final = 1e-5
-# Episodes of a data set whose first pictures are compared with the environment's.
+# Episodes of a data set whose first images are compared with the environment's.
 _EPISODES_SHOWN: Final = 8
 
 
@@ -48,10 +48,10 @@ def read_data(config: DemonstrationsConfig) -> Demonstrations:
 
 
 def check_sources(config: DemonstrationsConfig) -> None:
-    """Check that options given for several data sets are given for all of them.
+    """Check that options of one data set are also set for all others.
 
     Raises:
-        DatasetError: it is not.
+        DatasetError: an option is set for some data sets only.
     """
     sources = config.sources
     weighted = [source.weight is not None for source in sources]
@@ -65,32 +65,41 @@ def check_sources(config: DemonstrationsConfig) -> None:
 
 def read_source(config: DemonstrationsConfig, source: DataSource, *, pictures: bool) -> Demonstrations:
     """Return one of the data sets; see `read_data`."""
-    data = read_demonstrations(source.path, config.state_keys, columns=config.columns, pictures=pictures)
+    data = read_demonstrations(source.path, config.state_columns, columns=config.role_columns, pictures=pictures)
     data = data.chosen(source.episodes) if source.episodes else data
     if not len(data):
         raise DatasetError("no rows are left to learn from", where=source.path, help="choose other episodes")
-    data = _scaled(data, config)
+    data = _scaled(data, source)
     check_finite(data)
-    return _turned(data, source.flip or config.flip)
+    data = _clipped(data) if source.clip_actions else data
+    return _turned(data, source.flip)
 
 
-def _scaled(data: Demonstrations, config: DemonstrationsConfig) -> Demonstrations:
-    if config.action_scale is None:
+def _scaled(data: Demonstrations, source: DataSource) -> Demonstrations:
+    if source.action_scale is None:
         return data
     size = data.actions.shape[1]
-    scale = np.asarray(config.action_scale, np.float32)
+    scale = np.asarray(source.action_scale, np.float32)
     if data.actions.dtype.kind in "iu" or scale.size not in (1, size):
         is_choice = data.actions.dtype.kind in "iu"
         message = "discrete actions have no scale" if is_choice else f"an action has {size} numbers"
-        raise DatasetError(f"`data.action_scale` does not fit: {message}", where=data.where, help="correct it")
+        raise DatasetError(f"`action_scale` does not fit: {message}", where=data.where, help="correct it")
     return replace(data, actions=data.actions * scale, statistics=None)
+
+
+def _clipped(data: Demonstrations) -> Demonstrations:
+    beyond = np.abs(data.actions) > 1 + _ROUNDING
+    if data.actions.dtype.kind in "iu" or not beyond.any():
+        return data
+    note = f"clipped {int(beyond.sum())} numbers in {int(beyond.any(axis=1).sum())} of {len(data)} actions to -1 to 1"
+    return replace(data, actions=np.clip(data.actions, -1, 1), notes=(*data.notes, note))
 
 
 def check_finite(data: Demonstrations) -> None:
     """Check that no number of the rows is NaN or infinite.
 
     Raises:
-        DatasetError: one is.
+        DatasetError: a number is NaN or infinite.
     """
     for name, column in (("action", data.actions), ("state", data.states), ("reward", data.rewards)):
         if column is None:
@@ -114,17 +123,17 @@ def _turned(data: Demonstrations, wanted: Flip | None) -> Demonstrations:
         return replace(data, flip=flip)
     notes = data.notes
     if wanted is None and data.cameras:
-        notes = (*notes, f"flipping images as the file states: `data.flip` is `{flip}`")
+        notes = (*notes, f"flipping images as the file states: `flip` is `{flip}`")
     cameras = {name: camera.flipped(flip) for name, camera in data.cameras.items()}
     return replace(data, cameras=cameras, notes=notes, flip=flip)
 
 
 def first_pictures(data: Demonstrations, named: Mapping[str, str]) -> list[PicturesShown]:
-    """Return the pictures with which episodes begin, of some episodes of each data set.
+    """Return the first images of some episodes of each data set.
 
     Args:
         data: the demonstrations.
-        named: their camera for each of the environment's.
+        named: the data's camera for each camera of the environment.
     """
     shown: list[PicturesShown] = []
     before = 0
@@ -137,26 +146,16 @@ def first_pictures(data: Demonstrations, named: Mapping[str, str]) -> list[Pictu
     return shown
 
 
-def fitted_actions(data: Demonstrations, spec: EnvSpec, *, clips: bool) -> Demonstrations:
-    """Return demonstrations with actions in the environment's units and range.
-
-    Args:
-        data: the data, whose actions have the environment's size.
-        spec: the spec of the environment.
-        clips: clip those beyond its range, and say how many that were.
+def check_range(data: Demonstrations, spec: EnvSpec) -> None:
+    """Check that actions, which have the environment's size, are in its range.
 
     Raises:
-        DatasetError: an action is beyond the environment's range.
+        DatasetError: an action is beyond it.
     """
     low, high = action_bounds(spec)
     beyond = (data.actions < low - _ROUNDING) | (data.actions > high + _ROUNDING)
-    if beyond.any() and (not clips or spec.num_choices is not None):
+    if beyond.any():
         raise _beyond(data, beyond, low, high, choices=spec.num_choices is not None)
-    if not beyond.any():
-        return data
-    count, rows = int(beyond.sum()), int(beyond.any(axis=1).sum())
-    note = f"clipped {count} numbers in {rows} of {len(data)} actions to the environment's range"
-    return replace(data, actions=np.clip(data.actions, low, high).astype(data.actions.dtype), notes=(*data.notes, note))
 
 
 def action_bounds(spec: EnvSpec) -> tuple[Array, Array]:
@@ -174,8 +173,8 @@ def _beyond(data: Demonstrations, beyond: NDArray[np.bool_], low: Array, high: A
     remedy = (
         "it belongs to another environment"
         if choices
-        else f"if the units differ, `data.action_scale` multiplies them (this dimension goes up to {largest:g}); if"
-        " the environment clips, write `data.clip_actions: true`"
+        else "if the units differ, `train_data_paths: {path: ..., action_scale: ...}` multiplies them (this dimension"
+        f" goes up to {largest:g}); if the environment clips, write `{{path: ..., clip_actions: true}}`"
     )
     return DatasetError(
         f"number {dimension} of an action is {data.actions[row, dimension]:g}; the environment takes {least:g} to"
@@ -193,7 +192,7 @@ def tell_notes(data: Demonstrations) -> None:
 
 
 def without_rewards(data: Demonstrations) -> DatasetError:
-    """Return the error for demonstrations without rewards, or that do not say how their episodes end."""
+    """Return the error for demonstrations without rewards, or without ends of episodes."""
     lacks = [f"have no rewards (`{REWARD}`)"] if data.rewards is None else []
     if data.ends is None:
         lacks.append(f"do not say how their episodes end (`{DONE}` or `{SUCCESS}`)")
@@ -206,7 +205,7 @@ def without_rewards(data: Demonstrations) -> DatasetError:
 
 
 def assumed_ends(data: Demonstrations) -> list[str]:
-    """Return what is assumed of ends that the data set does not tell apart; empty: nothing."""
+    """Return the assumptions about ends whose kind the data set does not record."""
     if data.ends is None:
         return []
     counts = [int((data.ends.assumed & kind).sum()) for kind in (data.ends.terminations, data.ends.truncations)]
@@ -219,11 +218,11 @@ def assumed_ends(data: Demonstrations) -> list[str]:
 
 
 def weights_of_replay(data: Demonstrations) -> DatasetError:
-    """Return the error for data sets with weights whose steps go into a replay buffer."""
+    """Return the error for weighted data sets whose steps go into a replay buffer."""
     return DatasetError(
         "the data sets have a `weight`, and a replay buffer draws all steps alike",
         where=data.where,
-        help="remove `weight`; `algorithm.replay.demonstrations_share` is the share of all demonstrations",
+        help="remove `weight`; demonstrations are half of every batch",
     )
 
 

@@ -18,8 +18,8 @@ from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.data_reading import (
+    check_range,
     first_pictures,
-    fitted_actions,
     read_data,
     tell_notes,
     without_interventions,
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from recipes.embodied.config.data_config import DemonstrationsConfig
     from recipes.embodied.models.base_policy import BasePolicy
 
-# Share of a picture by which it is moved at most, for a classifier of success.
+# The largest shift of an image, as a share of its size, for a success classifier.
 _SHIFT: Final = 1 / 16
 
 
 class ImitationData:
-    """Demonstrations as a policy learns from them.
+    """Demonstrations in the form that a policy learns from.
 
     Args:
         config: the section `data`.
-        spec: the spec of the environment; None: it is what the data say.
-        chunk: C, actions of one observation.
-        successes: learn whether the task is solved in a picture (1) or not (0), instead of actions; the two are drawn
-            equally often, and pictures are moved by a few pixels, so that places are not learned by heart.
+        spec: the spec of the environment; None: inferred from the data.
+        chunk: C, the actions per observation.
+        successes: learn whether an image shows the task solved (1) or not (0), instead of actions; both labels are
+            drawn equally often, and images are shifted by a few pixels against overfitting to positions.
 
     Attributes:
         spec: the spec of observations and actions.
         demonstrations: the rows.
 
     Raises:
-        DatasetError: the data cannot be read, or are of another environment.
+        DatasetError: the data cannot be read, or do not fit the environment.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class ImitationData:
         self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
         named = check_fits(data.shape, self.spec, config.cameras)
         acts = spec is not None and not successes
-        self.demonstrations = fitted_actions(data, self.spec, clips=config.clip_actions) if acts else data
+        if acts:
+            check_range(data, self.spec)
+        self.demonstrations = data
         tell_notes(self.demonstrations)
         self._named, self._chosen = named, config.cameras
         self._cameras = {name: self.demonstrations.cameras[column] for name, column in named.items()}
@@ -74,7 +76,8 @@ class ImitationData:
             if successes
             else imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
         )
-        # Sums of the chances of rows to be drawn, where they are not equal.
+        self._count = len(np.unique(self._imitated))
+        # Cumulative chances of rows to be drawn, if the chances differ.
         chances = chances_of(self.demonstrations, self._imitated)
         self._drawn = None if chances is None else torch.from_numpy(np.cumsum(chances))
         # The first and the last row of each row's episode.
@@ -82,18 +85,19 @@ class ImitationData:
         self._first, self._last = (np.repeat(ends, np.diff(bounds)) for ends in (bounds[:-1], bounds[1:] - 1))
 
     def __len__(self) -> int:
-        return len(self.demonstrations)
+        """Return the number of rows that are learned from."""
+        return self._count
 
     def first_pictures(self) -> list[PicturesShown]:
-        """Return the pictures with which some of the episodes begin."""
+        """Return the first images of some episodes."""
         return first_pictures(self.demonstrations, self._named)
 
     def facts(self, *, reads_instructions: bool) -> DataFacts:
-        """Return what is compared with the environments before the first episode."""
+        """Return the facts that are compared with the environments before the first episode."""
         return facts_of(self.demonstrations, self._named, self._chosen, reads_instructions=reads_instructions)
 
     def normalization(self, policy: BasePolicy) -> Normalization:
-        """Return the statistics of the rows, as `data.normalization` wants them, or as the policy does."""
+        """Return the statistics of the rows, in the form that `data.normalization` or the policy requires."""
         data = self.demonstrations
         if self._scheme == "none":
             return Normalization()
@@ -111,13 +115,13 @@ class ImitationData:
 
         Args:
             rows: n of them.
-            horizon: H, how many actions; 0: C.
-            first_action: the first of these, counted from the row.
-            observed_steps: T, observations in a row, as `BasePolicy` has it.
+            horizon: H, the number of actions; 0: C.
+            first_action: the first of these actions, relative to the row.
+            observed_steps: T, consecutive observations, see `BasePolicy`.
 
         Returns:
-            Observations; actions [n, H, A]; and which of them were carried out, bool [n, H]. Beyond an end of the
-            episode the observation and the action there are repeated.
+            Observations; actions [n, H, A]; and which actions were executed, bool [n, H]. Beyond an end of the episode,
+            its last observation or action is repeated.
         """
         data = self.demonstrations
         observations = self._numbers(rows)
@@ -134,7 +138,6 @@ class ImitationData:
         return observations, data.actions[there], there == wanted
 
     def _numbers(self, rows: NDArray[np.int64]) -> Observation:
-        """Return the states and images of some rows."""
         data = self.demonstrations
         observations: Observation = {image_key(name): camera.read(rows) for name, camera in self._cameras.items()}
         if self.spec.state_size and data.states is not None:
@@ -152,7 +155,7 @@ class ImitationData:
         return policy.imitation_loss(policy.prepare(observations), taken, counted)
 
     def _places(self, count: int) -> NDArray[np.int64]:
-        """Return which of the imitated rows are drawn."""
+        """Return the indices of the drawn rows among the imitated ones."""
         if self._drawn is None:
             return torch.randint(len(self._imitated), (count,)).numpy()
         chances = torch.rand(count, dtype=torch.float64) * self._drawn[-1]
@@ -160,7 +163,7 @@ class ImitationData:
 
 
 def shifted(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return pictures [n, H, W, channels], each moved by random pixels, its edges continued; by torch's own generator.
+    """Return images [n, H, W, channels], each shifted randomly with its edges repeated; uses torch's own generator.
 
     The random shifts of DrQ (arXiv 2004.13649).
     """
@@ -195,9 +198,9 @@ def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[
 
 
 def chances_of(data: Demonstrations, imitated: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """Return how often each of the imitated rows is drawn, relative to the others; None: all alike.
+    """Return the relative frequency of drawing each imitated row; None: all equal.
 
-    A data set of which fewer rows are imitated keeps its share.
+    A data set with fewer imitated rows keeps its share.
     """
     if data.draws is None:
         return None
@@ -210,12 +213,12 @@ def chances_of(data: Demonstrations, imitated: NDArray[np.int64]) -> NDArray[np.
 
 
 def labelled_by_success(data: Demonstrations) -> Demonstrations:
-    """Return pictures with the label, instead of an action, whether they show the task solved: int64 [N, 1].
+    """Return images labeled, instead of with actions, with whether they show the task solved, int64 [N, 1].
 
-    A row's picture is seen before its action, and `successes` are known after it: the label is that of the row before.
+    A row's image precedes its action, and `successes` follow it: the label is the previous row's success.
 
     Raises:
-        DatasetError: there are no pictures, or none of either kind.
+        DatasetError: there are no images, or none of a solved task.
     """
     if not data.cameras or data.successes is None:
         missing = "pictures" if not data.cameras else "successes"
@@ -226,11 +229,9 @@ def labelled_by_success(data: Demonstrations) -> Demonstrations:
         )
     labels = np.concatenate(([False], data.successes[:-1]))
     labels[data.bounds[:-1]] = False
-    if labels.all() or not labels.any():
+    if not labels.any():
         raise DatasetError(
-            "no picture of the demonstrations shows the task solved"
-            if not labels.any()
-            else "no image of the demonstrations shows the task solved",
+            "no picture of the demonstrations shows the task solved",
             where=data.where,
             help="record beyond the success, with `rlinf record ... env.train.ignore_terminations=true`",
         )
@@ -243,17 +244,28 @@ def spec_of_pictures(data: Demonstrations) -> EnvSpec:
 
 
 def balanced_rows(data: Demonstrations) -> NDArray[np.int64]:
-    """Return all rows, those of the rarer label so often that both are drawn about equally often."""
+    """Return all rows, with those of the rarer label repeated so that both labels are about equally frequent."""
     kinds = [np.flatnonzero(data.actions[:, 0] == label) for label in (0, 1)]
-    if not all(map(len, kinds)):  # of the chosen episodes
+    if not all(map(len, kinds)):  # among the chosen episodes
         raise DatasetError("the chosen episodes show only one outcome", where=data.where, help="choose more episodes")
     longest = max(map(len, kinds))
     return np.concatenate([np.resize(rows, longest) for rows in kinds])
 
 
 def spec_of(data: Demonstrations) -> EnvSpec:
-    """Return the sizes of observations and actions of a data set."""
+    """Return the spec of a data set's observations and actions.
+
+    Raises:
+        DatasetError: actions are integers, and not one choice from 0.
+    """
     choices = data.actions.dtype.kind in "iu"
+    if choices and (data.actions.shape[1] != 1 or data.actions.min() < 0):
+        size, least = data.actions.shape[1], data.actions.min()
+        raise DatasetError(
+            f"an action is {size} integers, the least of which is {least}; a discrete action is one integer from 0",
+            where=data.where,
+            help="declare numbers as `float32` in `meta/info.json`, or convert the data set again",
+        )
     return EnvSpec(
         state_size=0 if data.states is None else data.states.shape[1],
         action_size=data.actions.shape[1],

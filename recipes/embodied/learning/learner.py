@@ -1,6 +1,6 @@
 """Policy updates from environment samples: batches, losses and their denominators.
 
-Needs tensors and a policy, no worker: the actor feeds it, tests call it directly.
+Needs tensors and a policy but no worker: the actor feeds it, and tests call it directly.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Learner:
     """Takes optimizer steps on batches of samples, together with the learners of the other ranks.
 
     Args:
-        config: the whole file.
-        strategy: the policy, as it is spread over ranks.
-        optimizer: the optimizer of its weights.
+        config: the configuration of the job.
+        strategy: the policy, as distributed over ranks.
+        optimizer: the optimizer of the policy's weights.
         device: the device that computes.
         data: demonstrations that are also trained on, with the weight `algorithm.bc_weight`.
 
     Attributes:
-        passes: over the samples, that `learn` took last.
-        drawn_gap: the largest difference, over the first batch of `learn`, between the log-probability of an action and
-            that with which it was drawn, as a share of the latter where this is above 1; None for a policy of rlinf.
+        passes: the number of passes over the samples in the last `learn`.
+        drawn_gap: the largest difference, in the first batch of `learn`, between the log-probability of an action and
+            the one recorded when it was drawn, relative to the latter if that exceeds 1; None for a built-in policy.
     """
 
     passes: int = 0
@@ -66,21 +66,43 @@ class Learner:
         self._strategy = strategy
         self._device = device
         self._loss = get_policy_loss(algorithm.loss_type)
-        refuse_unknown_options(algorithm.options, own_names(algorithm), "algorithm.options")
+        refuse_unknown_options(algorithm.own_options, own_names(algorithm), "algorithm.options")
         options = checked_options(self._loss, algorithm.options, "algorithm.options")
-        self._settings = replace(LossSettings.of(algorithm), huber_delta=None, options=options)
+        self._settings = replace(LossSettings.of(algorithm.inputs), huber_delta=None, options=options)
         self._is_own = ":" in config.actor.model.model_type
         self._gaps: list[Tensor] | None = None
         self._skips = config.runner.on_nonfinite == "skip"
+        if self._is_own:
+            self._check_values_named()
         self._updater = Updater(strategy, optimizer, clip_grad=config.actor.optim.clip_grad, skip_nonfinite=self._skips)
+
+    def _check_values_named(self) -> None:
+        """Refuse keys about weights of values, which are known by their names, for a policy without such names.
+
+        Raises:
+            ConfigError: a key is set, and no trained weight has such a name.
+        """
+        named: dict[str, object] = {
+            "actor.optim.value_lr": self._config.actor.optim.value_lr,
+            "algorithm.options.critic_warmup_steps": warmup_steps(self._algorithm),
+        }
+        key = next((key for key, value in named.items() if value), None)
+        weights = self._strategy.module.named_parameters()
+        if key is not None and not any(weight.requires_grad and of_values(name) for name, weight in weights):
+            raise ConfigError(
+                f"`{key}` is set, and no trained weight of the policy is known to belong to its values",
+                where=key,
+                why="these are known by their name, `critic` or `value_head`",
+                help="call the value head `self.critic`, or remove the key",
+            )
 
     def learn(self, samples: Samples, share: int, micro: int, step: int) -> Figures:
         """Take `algorithm.update_epoch` passes over the samples, in random batches; fewer by `algorithm.target_kl`.
 
         Args:
             samples: the samples of this rank.
-            share: samples of a batch that are this rank's.
-            micro: samples of one forward and backward pass.
+            share: this rank's number of samples in a batch.
+            micro: the number of samples in one forward and backward pass.
             step: the training step, for messages.
 
         Raises:
@@ -98,7 +120,7 @@ class Learner:
                 if self._gaps is not None:
                     self.drawn_gap = float(torch.stack(self._gaps).amax())
                     self._gaps = None
-                del batch  # before there is the next one
+                del batch  # frees it before the next batch exists
             if algorithm.target_kl is not None and self._divergence(figures.parts[before:]) > algorithm.target_kl:
                 break
         self.check_weights(f"step {step}")
@@ -106,11 +128,10 @@ class Learner:
         return figures
 
     def _check_reached(self, samples: Samples, micro: int, where: str) -> None:
-        """Refuse, after the first step, a loss that leaves out what it was to train.
+        """Refuse, after the first step, a loss that misses tensors that it should train.
 
-        Of a model of rlinf's a tensor counts if values or log-probabilities that this training needs depend on it: such
-        models have heads for other uses. Of a user's own policy every tensor counts, but those of values that nothing
-        needs.
+        In a built-in model, which has heads for other uses, a tensor counts if the needed values or log-probabilities
+        depend on it. In a custom policy every tensor counts, except those of unneeded values.
         """
         names = self._updater.untouched()
         if names is None or not self._strategy.reduce_max(len(names)):
@@ -152,9 +173,9 @@ class Learner:
             return checked_evaluation(evaluation, policy, len(part), self._config.actor.model.num_action_chunks)
 
     def _divergence(self, parts: Sequence[Mapping[str, float]]) -> float:
-        """Return the divergence from the policy that acted, the mean of a batch over all ranks, the same on each.
+        """Return the KL divergence from the policy that acted, averaged over a batch and all ranks.
 
-        After each pass, as in CleanRL's PPO; of a batch that was skipped it is 0.
+        Computed after each pass, as in CleanRL's PPO; 0 for a skipped batch.
         """
         kept = [part["actor/approx_kl"] for part in parts if "actor/approx_kl" in part]
         if parts and not kept:
@@ -169,16 +190,16 @@ class Learner:
         """Take one optimizer step on this rank's share of a batch, in parts of `micro` samples."""
         parts = list(batch.microbatches(micro))
         totals = self._totals(batch, uneven=len(batch) > micro and len(batch) % micro > 0)
-        # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
+        # Averaged totals per part: the loss and all figures of the batch are then the means over its parts.
         totals = {name: total / len(parts) for name, total in totals.items()}
-        # A value head that has not learned yet misleads a policy that has.
+        # An untrained value head misleads a trained policy.
         warms_up = step <= warmup_steps(self._algorithm)
         trains = of_values if warms_up else None
         with timer("training/update", len(batch)):
             self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures, trains)
 
     def check_samples(self, samples: Samples, step: int) -> None:
-        """Reject samples with non-finite values. With `skip`, their batches are skipped later.
+        """Refuse samples with non-finite values; with `skip`, their batches are skipped later.
 
         Raises:
             NonFiniteError: naming the tensor.
@@ -188,14 +209,17 @@ class Learner:
         named = {**{f"observation {name}": tensor for name, tensor in samples.inputs.items()}, **samples.tensors}
         for name, tensor in named.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-                raise NonFiniteError(name, first_nonfinite(tensor), f"step {step}", REMEDY)
+                source, remedy = self._algorithm.adv_type, REMEDY
+                if name in ("advantages", "returns") and ":" in source:
+                    remedy = f"`adv_type: {source}` returns it: look there for a division by zero"
+                raise NonFiniteError(name, first_nonfinite(tensor), f"step {step}", remedy)
 
     def check_weights(self, where: str) -> None:
         """Refuse weights that are not finite; see `Updater.check_weights`."""
         self._updater.check_weights(where)
 
     def _totals(self, batch: Samples, *, uneven: bool) -> dict[str, Tensor]:
-        """Return the loss denominators of the whole batch, averaged over ranks; empty if all parts weigh the same."""
+        """Return the loss denominators of the whole batch, averaged over ranks; empty if all parts weigh equally."""
         if "mask" not in batch.tensors and not uneven:
             return {}
         mask = batch.tensors.get("mask")
@@ -214,7 +238,7 @@ class Learner:
                 tensors.get("value_mask"), tensors["returns"].shape, "token-mean", least=0
             )
         strategy = self._strategy
-        # Padding may be all that a rank has of a batch: it counts nothing.
+        # A rank may hold only padding of a batch, which counts nothing.
         summed = strategy.reduce_sum(torch.stack(list(totals.values()))).clamp(min=1) / strategy.world_size
         return dict(zip(totals, summed.unbind(), strict=True))
 
@@ -248,7 +272,6 @@ class Learner:
         return loss if self._data is None else self._with_demonstrations(loss, self._data, len(part))
 
     def _with_demonstrations(self, policy_loss: Loss, data: ImitationData, rows: int) -> Loss:
-        """Add the loss of a random batch of demonstrations."""
         with computing(self._config.actor, self._device):
             loss = data.loss(cast("BasePolicy", self._strategy.module), rows)
         metrics = {**policy_loss.metrics, "actor/bc_loss": loss.detach()}

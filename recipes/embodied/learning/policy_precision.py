@@ -1,4 +1,4 @@
-"""Data types of trained weights, of acting weights, of the computation and of its outputs, and their shapes."""
+"""Data types of trained and acting weights, of the computation and of its outputs; and checks of output shapes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SomeT = TypeVar("SomeT", Tensor, Tensor | None)
 def acting_type(config: PolicyActorConfig) -> torch.dtype:
     """Return the type of the weights of rollout workers, `model.precision`.
 
-    An actor keeps float32: an update of 5e-6 is less than half a step of bfloat16, and would be rounded away.
+    An actor keeps float32: bfloat16 would round away an update of 5e-6, which is less than half a step.
     """
     return DTYPES[config.model.precision]
 
 
 def acting_types(policy: nn.Module, config: PolicyActorConfig) -> Mapping[str, torch.dtype] | None:
-    """Return the types in which rollout workers hold the weights of a policy, by name; None: as the policy does.
+    """Return the types in which rollout workers hold the weights of a policy, by name; None: the policy's own types.
 
-    A policy may keep some of its weights in float32 whatever type it is given, so a copy without memory is asked.
+    A policy may keep some weights in float32 whatever the type, so a copy without memory is converted and inspected.
     """
     dtype = acting_type(config)
     if dtype == torch.float32:
@@ -48,7 +48,7 @@ def _without_memory(tensor: Tensor) -> Tensor:
 def computing(config: PolicyActorConfig, device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which layers compute in `fsdp_config.mixed_precision.param_dtype`.
 
-    The default is `model.precision`. Inputs stay as they are: actions in half the bits would be other actions.
+    The default is `model.precision`. Inputs keep their type: rounding actions to half the bits would change them.
     """
     dtype = DTYPES[config.fsdp_config.mixed_precision.param_dtype or config.model.precision]
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
@@ -58,8 +58,9 @@ def checked_output(output: PolicyOutput, policy: BasePolicy, rows: int, chunk: i
     """Return a policy's output for `rows` observations, of `chunk` actions each, in float32.
 
     Raises:
-        ConfigError: a tensor has another shape than `PolicyOutput` says.
+        ConfigError: it is no `PolicyOutput`, or a tensor has another shape than that says.
     """
+    _check_type("act", policy, output, PolicyOutput)
     if len(output.actions) != rows:
         raise _misshapen("act", policy, "actions", output.actions, f"[{rows}, ...]")
     logprobs = _checked_tokens("act", policy, "logprobs", output.logprobs, (rows, chunk))
@@ -72,8 +73,9 @@ def checked_evaluation(evaluation: ActionEval, policy: BasePolicy, rows: int, ch
     """Return the evaluation of the actions for `rows` observations, of `chunk` each, in float32.
 
     Raises:
-        ConfigError: a tensor has another shape than `ActionEval` says.
+        ConfigError: it is no `ActionEval`, or a tensor has another shape than that says.
     """
+    _check_type("forward", policy, evaluation, ActionEval)
     logprobs = _checked_tokens("forward", policy, "logprobs", evaluation.logprobs, (rows, chunk))
     entropy = _checked_tokens("forward", policy, "entropy", evaluation.entropy, (rows, chunk))
     return ActionEval(logprobs, entropy, checked_values(evaluation.values, "forward", policy, rows, chunk))
@@ -83,7 +85,7 @@ def checked_values(values: SomeT, method: str, policy: BasePolicy, rows: int, ch
     """Return the values of `rows` observations that a method of a policy estimates, in float32.
 
     Raises:
-        ConfigError: they are neither one for each observation, nor one for each of its `chunk` actions.
+        ConfigError: there is neither one value per observation, nor one per action of its chunk.
     """
     if values is None:
         return values
@@ -95,10 +97,18 @@ def checked_values(values: SomeT, method: str, policy: BasePolicy, rows: int, ch
 def _checked_tokens(method: str, policy: BasePolicy, name: str, tensor: SomeT, shape: tuple[int, int]) -> SomeT:
     if tensor is None:
         return tensor
-    # Sums over actions and tokens would run over other dimensions, and differ for nobody to see.
+    # Sums over actions and tokens would silently run over other dimensions.
     if tensor.dim() != 3 or tensor.shape[:2] != shape:
         raise _misshapen(method, policy, name, tensor, f"[{shape[0]}, {shape[1]}, D]")
     return tensor.float()
+
+
+def _check_type(method: str, policy: BasePolicy, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"`{method}` of `{type(policy).__name__}` returned a `{type(value).__name__}`",
+            help=f"return a `{kind.__name__}` of `recipes.embodied`",
+        )
 
 
 def _misshapen(method: str, policy: BasePolicy, name: str, tensor: Tensor, wanted: str) -> ConfigError:

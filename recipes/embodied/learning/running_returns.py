@@ -1,7 +1,7 @@
-"""Running standard deviation of discounted returns, by which rewards are divided: `algorithm.normalize_rewards`.
+"""The running standard deviation of discounted returns, by which rewards are divided: `algorithm.normalize_rewards`.
 
-In each environment R = gamma R + r, from 0 after each end. Rewards are divided by the std of all R so far, those
-of the step among them, and clipped, as by `VecNormalize` of Stable-Baselines3, which updates it at each action.
+In each environment R = gamma R + r, from 0 after each end. Rewards are divided by the std of all R so far, including
+the current rollout's, and clipped, as by `VecNormalize` of Stable-Baselines3, which updates it at each action.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.learning.trajectory import flatten_chunks, fold_chunks
+from recipes.embodied.loop.env_messages import EPISODES
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.training.typed_tensors import floats
@@ -29,10 +30,10 @@ _EPSILON: Final = 1e-8
 
 
 class RunningReturns:
-    """The standard deviation of discounted returns, and where the return of each environment stands.
+    """The standard deviation of discounted returns, and the running return of each environment.
 
     Args:
-        gamma: discount of rewards, by action.
+        gamma: discount of rewards per action.
         passes: the passes of a rollout through all environments.
         resets: whether each pass begins new episodes.
     """
@@ -41,15 +42,15 @@ class RunningReturns:
         self._gamma, self._passes, self._resets = gamma, passes, resets
         self._count = 0
         self._mean = self._squares = 0.0
-        # Of each environment, float64 [B]; None: episodes begin.
+        # By environment, float64 [B]; None: episodes begin.
         self._running: Tensor | None = None
 
     def normalized(self, steps: dict[str, Tensor], reduce_sum: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Return normalized rewards of a rollout, after its returns have been added to the others.
+        """Add a rollout's returns to the statistics, and return its normalized rewards.
 
         Args:
             steps: `rewards` float32 and `terminations`, `truncations`, `valid` bool, [T, passes * B, C].
-            reduce_sum: adds a tensor up over actors; None: there is one.
+            reduce_sum: sums a tensor over actors; None: a single actor.
 
         Returns:
             float32 [T, passes * B, C].
@@ -63,20 +64,21 @@ class RunningReturns:
         return fold_chunks(scaled.to(steps["rewards"].dtype), steps["rewards"].shape[2]).contiguous()
 
     def _returns(self, rewards: Tensor, terminations: Tensor, truncations: Tensor, valid: Tensor) -> Tensor:
-        """Return the discounted return after each action that counts, float64 [n]."""
+        """Return the discounted return after each valid action, float64 [n]."""
         running = self._running
-        if running is None or self._resets:
+        # A resumed run may have another number of environments.
+        if running is None or self._resets or len(running) != rewards.shape[1]:
             running = torch.zeros(rewards.shape[1], dtype=torch.float64)
         seen: list[Tensor] = []
         for reward, ended, counted in zip(rewards.double(), terminations | truncations, valid, strict=True):
             running = torch.where(counted, self._gamma * running + reward, running)
             seen.append(running[counted])
-            running = torch.where(ended & counted, 0.0, running)
+            running = torch.where(ended, 0.0, running)
         self._running = running
         return torch.cat(seen)
 
     def _add(self, returns: Tensor, add_up: Callable[[Tensor], Tensor]) -> None:
-        """Join returns to those so far, by the formula of Chan et al. (1979), eq. 1.5."""
+        """Merge returns into the statistics, by Chan et al. (1979), eq. 1.5."""
         count = round(float(add_up(torch.tensor(float(len(returns)), dtype=torch.float64))))
         if not count:
             return
@@ -88,29 +90,31 @@ class RunningReturns:
         self._count = total
 
     def save(self, folder: Path, rank: int) -> None:
-        """Write what `load` reads into a checkpoint; each rank has environments of its own."""
+        """Write the state for `load` into a checkpoint; each rank has its own environments."""
         running = None if self._running is None else floats(self._running)
         about = {"count": self._count, "mean": self._mean, "squares": self._squares, "running": running}
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         (folder / FOLDER / f"{rank}.json").write_text(json.dumps(about) + "\n")
 
     def load(self, folder: Path, rank: int, world_size: int) -> None:
-        """Take what `save` wrote; nothing where the checkpoint is of a run without it.
+        """Load the state that `save` wrote; do nothing if the checkpoint has none.
 
-        By another number of ranks the running returns start over: their environments are others.
+        The running returns start over as their episodes do: with another number of ranks, which have other
+        environments, and without a state of the environments.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: the state is damaged.
         """
         files = sorted((folder / FOLDER).glob("*.json"))
         if not files:
             return
         same = len(files) == world_size
         file = folder / FOLDER / f"{rank if same else 0}.json"
+        continues = same and (folder / EPISODES).is_dir()
         try:
             about: dict[str, Any] = load_json_object(read_bounded(file))
             self._count, self._mean, self._squares = int(about["count"]), float(about["mean"]), float(about["squares"])
-            running = about["running"] if same else None
+            running = about["running"] if continues else None
             self._running = None if running is None else torch.tensor(running, dtype=torch.float64)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
@@ -119,11 +123,11 @@ class RunningReturns:
 
 
 def check_running(policy: BasePolicy) -> None:
-    """Check that statistics of states can keep running in a policy.
+    """Check that a policy can use running statistics of states.
 
     Raises:
-        ConfigError: it does not normalize states, or came with statistics of demonstrations, which its weights were
-            trained with.
+        ConfigError: the policy does not normalize states, or has statistics of demonstrations with which its weights
+            were trained.
     """
     if not policy.normalizes_states:
         raise ConfigError(
@@ -153,14 +157,14 @@ def with_states(
     *,
     raw: bool = False,
 ) -> Normalization:
-    """Return the normalization of the rows so far and those of a step.
+    """Return the normalization updated by the states of a step.
 
     Args:
-        normalization: the normalization by which `states` were normalized; without statistics they were not.
+        normalization: the normalization that was applied to `states`, if it has statistics.
         states: float [..., S], of a step.
-        counted: bool [...], which of them are rows of an episode.
+        counted: bool [...], which states belong to an episode.
         reduce_sum: sums a tensor over actors; None for a single actor.
-        raw: the states are as observed, and were not normalized.
+        raw: whether the states are as observed, not normalized.
     """
     rows = states[counted].double().cpu()
     old, before = normalization.states, normalization.rows or 0

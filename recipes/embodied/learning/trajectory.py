@@ -1,4 +1,4 @@
-"""Trajectories that a rollout hands to an actor: steps of some environments, and how pieces become one batch."""
+"""Trajectories that a rollout sends to an actor: steps of some environments, and joining pieces into one batch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.embodied.loop.protocols import OUTCOME
+from recipes.embodied.loop.env_messages import OUTCOME
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.training.arrays import Array
+from rlinf_core import ConfigError
 from rlinf_core.config.sections.values import Level
 
 
 @dataclass(frozen=True)
 class RolloutChunks:
-    """T chunks of B environments with neighbouring numbers.
+    """T chunks of B environments with consecutive numbers.
 
     Attributes:
-        first: the number of the first environment among those of all passes of the step.
-        version: the version of the weights that acted; the oldest where they changed in between.
+        first: the number of the first environment, counted over all passes of the step.
+        version: the version of the weights that acted; the oldest if they changed in between.
         inputs: the inputs of the policy, each [T, B, ...].
         steps: `actions` [T, B, ...], `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`,
-            `valid` bool [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an
-            episode ended was cut off, else anything, [T, B, V].
+            `valid` bool [T, B, C]; with a value head `values` and `finals` [T, B, V]: the value of the observation in
+            which an episode was truncated, and arbitrary elsewhere.
         last: float32 [B, V], value of the observation after the last step; None without a value head.
     """
 
@@ -38,7 +39,7 @@ class RolloutChunks:
 
     @property
     def batch(self) -> int:
-        """B."""
+        """The number of environments, B."""
         return self.steps["rewards"].shape[1]
 
     def rows(self, start: int, stop: int, first: int) -> RolloutChunks:
@@ -70,9 +71,9 @@ def joined(pieces: Sequence[RolloutChunks]) -> RolloutChunks:
 
 
 class RolloutBuffer:
-    """Writes down the steps of one batch of environments as they go by.
+    """Records the steps of one batch of environments as they happen.
 
-    What it is given is copied: arrays that came through shared memory are given back at once.
+    Arrays are copied, so that those in shared memory are released at once.
 
     Args:
         steps: T.
@@ -87,7 +88,11 @@ class RolloutBuffer:
         self._last: Tensor | None = None
 
     def add_action(self, step: int, inputs: Inputs, output: PolicyOutput) -> None:
-        """Record the observations of a step and the actions that the policy chose."""
+        """Record the observations of a step and the actions that the policy chose.
+
+        Raises:
+            ConfigError: a tensor has another shape than in the first step.
+        """
         for name, tensor in inputs.items():
             self._write(self._inputs, name, step, tensor)
         self._write(self._steps, "actions", step, output.actions)
@@ -97,7 +102,7 @@ class RolloutBuffer:
             self._write(self._steps, "values", step, output.values)
 
     def add_outcome(self, step: int, outcome: dict[str, Array], finals: Tensor | None) -> None:
-        """Record the outcome; `finals` are the values of observations that ended episodes, None when none counts."""
+        """Record the outcome; `finals` are the values of observations that ended episodes, None if none is needed."""
         for name in OUTCOME:
             self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
         if finals is not None:
@@ -107,8 +112,8 @@ class RolloutBuffer:
         """Mark all steps of the episodes that failed in a step as invalid.
 
         Args:
-            step: the step, which is invalid already.
-            rows: bool [B], whose episodes failed.
+            step: the step, which is already invalid.
+            rows: bool [B], whether the episode failed.
         """
         valid, ends = self._steps["valid"], self._steps["terminations"] | self._steps["truncations"]
         for row in np.flatnonzero(rows).tolist():
@@ -123,13 +128,18 @@ class RolloutBuffer:
         """Return all steps, after the last one; `last` as in `RolloutChunks`."""
         if last is not None and "finals" not in self._steps:
             self._steps["finals"] = torch.zeros_like(self._steps["values"])
-        # Values of the last observations are on the device that acts; all that is sent is on the CPU.
+        # Values of the last observations are on the acting device; everything sent is on the CPU.
         return RolloutChunks(0, self._version, self._inputs, self._steps, None if last is None else last.cpu())
 
     def _write(self, columns: dict[str, Tensor], name: str, step: int, value: Tensor) -> None:
         column = columns.get(name)
         if column is None:
             column = columns[name] = torch.zeros((self._length, *value.shape), dtype=value.dtype, device="cpu")
+        if column.shape[1:] != value.shape:  # of one entry, it would be repeated
+            raise ConfigError(
+                f"`{name}` of step {step + 1} of a pass is {list(value.shape)}, and was {list(column.shape[1:])}",
+                help="let `prepare` and `act` of your policy return the same shapes in each step, with padded prompts",
+            )
         column[step].copy_(value)
 
 
@@ -146,7 +156,7 @@ def sum_to_level(values: Tensor, level: Level) -> Tensor:
 
 
 def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Return rewards and ends of episodes by action, [T, B, C], as the steps of a level.
+    """Convert rewards and ends of episodes per action, [T, B, C], to the steps of a level.
 
     Args:
         rewards: float [T, B, C].
@@ -160,7 +170,7 @@ def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tens
 
 
 def leading(mask: Tensor, dimensions: int) -> Tensor:
-    """Return a mask reduced to its first dimensions: a chunk counts if any of its actions does."""
+    """Reduce a mask to its first dimensions: a chunk counts if any of its actions does."""
     return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask
 
 

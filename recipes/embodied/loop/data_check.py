@@ -1,4 +1,4 @@
-"""The comparison, at the start of a run, of what demonstrations say with what the environments do."""
+"""Comparison of demonstrations with the environments at the start of a run."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck
 _LOGGER: Final = logging.getLogger("rlinf")
 # Data sets use 29.97 and 30 interchangeably.
 _RATE_ROUNDING: Final = 0.002
-# Actions that stay within this share of the environment's range are likely to be in other units.
+# Actions within this share of the environment's range are probably in other units.
 _SMALL_SHARE: Final = 0.02
 _MOST_LISTED: Final = 5
 
 
 def check_data_facts(actor: Any, env: Any, record: RunRecord, environments: str, *, skips: bool = False) -> None:
-    """Compare instructions, cameras, rates and actions of demonstrations with the environments', and note the results.
+    """Compare instructions, cameras, rates and actions of demonstrations with the environments', and record the
+    results.
 
-    A difference is told in the log. That of instructions ends the run where the policy acts by them and not one of the
-    environments' is among the demonstrations'.
+    Differences are logged. The run ends if the policy acts on instructions and no instruction of the environments is in
+    the demonstrations.
 
     Args:
         actor: the workers that learn, which have read the demonstrations.
         env: the workers that have the environments, before their first episode.
         record: the record of the run.
         environments: `env.train` or `env.eval`.
-        skips: compare nothing, `runner.skip_checks`, and note that.
+        skips: whether to compare nothing and record that, `runner.skip_checks`.
 
     Raises:
-        DatasetError: the policy would be given instructions that no demonstration has.
+        DatasetError: no demonstration has an instruction of the environments.
     """
     if record.step:
-        return  # they were compared when the run began
+        return  # compared when the run began
     data = next((facts for facts in actor.data_facts().wait() if facts is not None), None)
     if data is None:
         return
@@ -58,12 +59,12 @@ def check_data_facts(actor: Any, env: Any, record: RunRecord, environments: str,
     _refuse_other_instructions(data, seen, environments)
 
 
-# What was compared, whether it agrees, and more in words.
+# What was compared, whether it agrees, and details in words.
 _Note = tuple[str, bool, str]
 
 
 def _spoken(seen: Sequence[StartFacts]) -> list[str]:
-    """Return the different instructions of environments; empty: none are known."""
+    """Return the distinct instructions of environments; empty if none are known."""
     return list(dict.fromkeys(text for facts in seen for text in facts.instructions or ()))
 
 
@@ -126,7 +127,7 @@ def _actions(data: DataFacts) -> list[_Note]:
     reach = max((max(abs(low), abs(high)) for low, high, *_ in data.actions), default=1.0)
     if reach >= _SMALL_SHARE:
         return [("actions", True, note)]
-    why = f"none is beyond {reach:.3g}, a small share of -1 to 1; `data.action_scale` multiplies other units"
+    why = f"none is beyond {reach:.3g}, a small share of -1 to 1; `action_scale` of the data set multiplies other units"
     return [("actions", False, f"{why}; {note}")]
 
 
@@ -143,13 +144,13 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
         env: the workers that have the environments, before their first episode.
         record: the record of the run.
         environments: `env.train` or `env.eval`.
-        skips: compare nothing, `runner.skip_checks`, and note that.
+        skips: whether to compare nothing and record that, `runner.skip_checks`.
 
     Raises:
-        DatasetError: those of a camera are clearly more alike in another orientation.
+        DatasetError: a camera's images are clearly more alike in another orientation.
     """
     if record.step:
-        return  # it was compared when the run began
+        return  # checked when the run began
     shown: list[PicturesShown] = [pictures for rank in actor.first_pictures().wait() for pictures in rank or ()]
     if not shown:
         return
@@ -173,11 +174,11 @@ def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str
         _LOGGER.warning("orientation of pictures undecided, see %s: %s", FILE, ", ".join(unclear))
     wrong = next((match for match in matches if match.verdict == "differs"), None)
     if wrong is not None:
-        raise _turned_otherwise(wrong, [match for match in matches if match.where == wrong.where], len(shown))
+        raise _turned_otherwise(wrong, [match for match in matches if match.where == wrong.where])
 
 
 def _noted(match: OrientationMatch, environments: str) -> ContactCheck:
-    note = f"`data.flip` is `{match.flip}`; alike (correlation) by `data.flip`: {match.figures}"
+    note = f"`flip` is `{match.flip}`; alike (correlation) by `flip`: {match.figures}"
     if match.verdict == "undecided":
         note = f"undecided, none is clearly the most alike: {note}"
     return ContactCheck(
@@ -190,20 +191,17 @@ def _noted(match: OrientationMatch, environments: str) -> ContactCheck:
     )
 
 
-def _turned_otherwise(wrong: OrientationMatch, matches: Sequence[OrientationMatch], data_sets: int) -> DatasetError:
-    key = "data.flip" if data_sets == 1 else "flip"
+def _turned_otherwise(wrong: OrientationMatch, matches: Sequence[OrientationMatch]) -> DatasetError:
     agreeing = next((match for match in matches if match.verdict == "agrees"), None)
     if agreeing is not None:
         remedy = f"convert the data set again: its camera `{agreeing.camera}` is oriented as the environment's"
-    elif data_sets == 1:
-        remedy = f"write `data.flip: {wrong.best}`"
     else:
-        remedy = f"write `flip: {wrong.best}` beside the `path` of this data set in `data.train_data_paths`"
+        remedy = f"write `data.train_data_paths: {{path: ..., flip: {wrong.best}}}` for this data set"
     remedy += "; if the pictures are right as they are, `rlinf train --skip-checks` starts without this comparison"
     return DatasetError(
-        f"the pictures of camera `{wrong.camera}` are not oriented as the environment's: `{key}` is `{wrong.flip}`, and"
+        f"the pictures of camera `{wrong.camera}` are not oriented as the environment's: `flip` is `{wrong.flip}`, and"
         f" `{wrong.best}` matches",
         where=wrong.where,
-        why=f"correlation with the environment's first pictures, by `{key}`: {wrong.figures}",
+        why=f"correlation with the environment's first pictures, by `flip`: {wrong.figures}",
         help=remedy,
     )

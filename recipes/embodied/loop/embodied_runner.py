@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
 from recipes.embodied.loop.env_errors import EnvErrors
+from recipes.embodied.loop.env_messages import EPISODES
 from recipes.embodied.loop.episode_figures import OF_ENDED, episode_means
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout, EpisodeSums, Layout
 from recipes.embodied.loop.rollout_recovery import RolloutRecovery
@@ -29,8 +30,6 @@ from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.worker.group.handle import wait_together
 
-# Folder of a checkpoint that holds the state of the environments, a file for each env worker.
-EPISODES: Final = "env"
 _LARGEST_PACK: Final = 1 << 32
 LOGGER = logging.getLogger("rlinf")
 _OF_ENDED: Final = frozenset(f"env/{name}" for name in OF_ENDED)
@@ -41,12 +40,12 @@ _numbers = itertools.count()
 class EmbodiedRunner(RolloutRunner):
     """Runs actor, rollout and env workers until the run is over.
 
-    Env and rollout workers send to each other; a rollout worker puts its trajectories into a channel for the actors.
+    Env and rollout workers exchange messages; a rollout worker puts its trajectories into a channel for the actors.
 
-    With `runner.max_staleness: 0` a step is sync, rollout, advantages, training, one after the other. With k the
-    rollouts of the next k steps are asked for before the step is trained, each with the weights of that moment. So
-    numbers of steps decide which weights act in which step, not who is faster, and weights learn from samples at most k
-    versions older.
+    With `runner.max_staleness: 0` a step consists of sync, rollout, advantages and training, in turn. With k, the
+    rollouts of the next k steps are requested before the step is trained, each with the weights of that moment. Step
+    numbers, not relative speeds, therefore determine which weights act in which step, and weights learn from samples
+    that are at most k versions older.
 
     Args:
         cfg: the configuration of the job.
@@ -72,10 +71,10 @@ class EmbodiedRunner(RolloutRunner):
         self._environments = cfg.env
         self._videos = EvaluationVideos(cfg, env, self.record)
         self._noted: set[str] = set()
-        # Episodes that were left out, and that ended in training.
+        # Training episodes that were dropped, and those that ended.
         self._failed = self._ended = 0
         self._env_errors = EnvErrors(cfg.runner.on_env_error, self.record.folder.path)
-        # Rollouts that were asked for, by step: the calls on env and rollout.
+        # Requested rollouts by step: the calls on env and rollout workers.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
         self._recovery = RolloutRecovery(
             cfg, actor, rollout, env, self.record, self._forget_rollouts, lambda: bool(self._syncing)
@@ -83,7 +82,7 @@ class EmbodiedRunner(RolloutRunner):
 
     @staticmethod
     def channel_name(actor: str) -> str:
-        """Return a name for a channel of trajectories to a group, which no attempt before had."""
+        """Return a name, new in each attempt, for a channel of trajectories to a group."""
         return f"{actor}-trajectories-{next(_numbers)}"
 
     def start_workers(self) -> None:
@@ -123,30 +122,30 @@ class EmbodiedRunner(RolloutRunner):
         return metrics | self._idle_shares(seconds)
 
     def _forget_rollouts(self, weights: bool) -> None:
-        """Forget an attempt that failed; with `weights` also that the rollout workers have some."""
+        """Forget a failed attempt; with `weights`, also that the rollout workers have weights."""
         if self._syncing or weights:
             self._synced = None
         self._syncing = ()
         self._rollouts.clear()
 
     def _note_first_step(self, section: str) -> None:
-        """Note that the environments' first observations and step agreed with their spec; else none would be here."""
+        """Record that the environments' first observations and step match their spec; else they would have raised."""
         if section not in self._noted:
             self._noted.add(section)
             comparisons = [first_step_check(section), *comparisons_of([self.groups["env"]])]
             note_comparisons(self.record.folder.path, comparisons)
 
     def _idle_shares(self, seconds: float) -> dict[str, float]:
-        """Return the shares of a step in which actors did not train, and in which environments had no rollout to run.
+        """Return the shares of a step in which actors did not train and environments ran no rollout.
 
-        Asynchronous rollouts began in an earlier step: over several steps the mean is the truth.
+        Asynchronous rollouts began in an earlier step, so that only means over several steps are accurate.
         """
         trained = sum(self._times.get(f"time/{phase}", 0.0) for phase in (events.ADVANTAGES, events.ACTOR_TRAINING))
         busy = {"learner": trained, "env": self._times.get("time/env/rollout")}
         return {f"speed/{who}_idle": max(0.0, 1 - spent / seconds) for who, spent in busy.items() if spent is not None}
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
-        """Have the rollout workers take the weights of the actor, between two rollouts."""
+        """Start sending the actor's weights to the rollout workers, between two rollouts."""
         return self._recovery.watched(self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
 
     @property
@@ -156,11 +155,11 @@ class EmbodiedRunner(RolloutRunner):
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
         """Run the policy in the environments while the actors receive the trajectories.
 
-        Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
+        Also requests rollouts of later steps, as far ahead as `max_staleness` allows, and waits for this step's.
 
         Returns:
-            Means over the episodes that ended, once as many have as there are environments, and the staleness of the
-            acting weights.
+            Means over the ended episodes, once there are as many as environments, and the staleness of the acting
+            weights.
         """
         step = self.next_step if step is None else step
         with self.phase(step, events.GENERATE_ROLLOUTS):
@@ -180,7 +179,7 @@ class EmbodiedRunner(RolloutRunner):
         return {**figures, "rollout/staleness": float(max(staleness))}
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
-        """Have the policy act greedily in environments that it is not trained in; metrics are under `eval/`."""
+        """Run the policy greedily in the evaluation environments; metrics are under `eval/`."""
 
         def act() -> list[list[Any]]:
             self.update_rollout_weights(step)
@@ -201,21 +200,34 @@ class EmbodiedRunner(RolloutRunner):
         where = "env.eval" if namespace == "eval" else "env.train"
         self._env_errors.take_from(self.env, episodes, where, self.record.step)
         if namespace == "env":
+            self._tell_unknown_success(figures)
             self._ended += int(figures["env/episodes"] + figures["env/left_out"])
             if self._ended < of.total_num_envs:
                 return {name: value for name, value in figures.items() if name not in _OF_ENDED}
         return figures
 
+    def _tell_unknown_success(self, figures: Mapping[str, float]) -> None:
+        """Warn once if episodes have ended without a report of success, on which a key depends."""
+        train, ended = self._environments.train, figures["env/episodes"]
+        if not train.success_reward or not ended or "env/success_at_end" in figures or "success" in self._noted:
+            return
+        self._noted.add("success")
+        LOGGER.warning(
+            "`env.train.success_reward` depends on success, which the environment has not reported in %d episodes so"
+            " far",
+            int(ended),
+        )
+
     def finish(self) -> None:
-        """Log the failures of simulators again."""
+        """Log the failures of simulators once more."""
         if self._failed:
             LOGGER.warning("%d episodes were left out: their simulators failed; see the logs of `env`", self._failed)
 
     def write_checkpoint(self, folder: Path) -> None:
-        """Write weights, optimizer and, where rollouts do not run ahead, the state of the environments."""
+        """Write weights, optimizer and, unless rollouts run ahead, the state of the environments."""
         self.actor.save_checkpoint(str(folder)).wait()
         if self.config.staleness:
-            return  # the environments are ahead of the weights by then
+            return  # the environments are ahead of the weights
         states = self._recovery.episodes
         if any(state is None for state in states) and not self._told_of_episodes:
             self._told_of_episodes = True
@@ -229,7 +241,7 @@ class EmbodiedRunner(RolloutRunner):
                 file.write_bytes(state)
 
     def items_in_flight(self) -> ItemFates:
-        """See `Runner`: rollouts that run ahead, and the episodes of the environments that they are in."""
+        """See `Runner`: rollouts that run ahead, and the unfinished episodes of the environments."""
         if not self.config.staleness:
             return {}
         rollouts = [(ItemFate.AGAIN, f"rollout of step {step}") for step in sorted(self._rollouts)]

@@ -1,7 +1,7 @@
-"""Errors of the environments' own code, and episodes that simulator processes died of.
+"""Errors of the environments' own code, and episodes in which simulator processes died.
 
-Each line of code that raises is told once, and ends the run unless it is only to count. An episode that processes died
-of thrice is set aside; `rlinf why --replay` calls `replay`, which does it again alone.
+Each line of code that raises is reported once, and ends the run unless errors are only counted. An episode in which
+processes died three times is quarantined; `rlinf why --replay` calls `replay`, which runs it again alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, Sim
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath
 from recipes.embodied.envs.registry import env_class
-from recipes.embodied.loop.protocols import ALL_ERRORS, EmbodiedEnv, EpisodeSums, Layout
+from recipes.embodied.loop.env_messages import ALL_ERRORS
+from recipes.embodied.loop.protocols import EmbodiedEnv, EpisodeSums, Layout
 from rlinf_core import Job, RLinfError, WorkerGroup
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths
@@ -31,14 +32,14 @@ from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import QuarantinedItem
 
 OnEnvError: TypeAlias = Literal["stop", "count"]
-# Different episodes after which the code is at fault, and not an odd state.
+# The number of different episodes after which the code is at fault, rather than an unusual state.
 MOST_EPISODES: Final = 3
 _AGAIN: Final = "it raised again from the same seed and the same actions"
 _LOGGER = logging.getLogger("rlinf")
 
 
 class EnvironmentRaisedError(SimulatorError):
-    """The code of an environment has a bug: it raises again from the same seed and the same actions."""
+    """The code of an environment raises reproducibly, from the same seed and the same actions."""
 
 
 class EnvErrors:
@@ -46,8 +47,8 @@ class EnvErrors:
 
     Args:
         on_error: `runner.on_env_error`.
-        folder: the run folder, whose events name each error; None: there is none.
-        warn: tells of the first error of each line of code.
+        folder: the run folder, whose events record each error; None: no folder.
+        warn: reports the first error of each line of code.
     """
 
     def __init__(
@@ -58,22 +59,22 @@ class EnvErrors:
         self._episodes: set[str] = set()
 
     def take_from(self, env: WorkerGroup[EmbodiedEnv], sums: Iterable[EpisodeSums], where: str, step: int) -> None:
-        """Take the errors of the env workers where the sums of a pass say that there are some; see `take`."""
+        """Take the errors of the env workers if the sums of a rollout count any; see `take`."""
         if any(ALL_ERRORS in of_rank for of_rank in sums):
             by_rank: list[Sequence[EnvError]] = env.take_errors().wait()
             self.take([error for errors in by_rank for error in errors], where, step, first=step == 0)
 
     def take(self, errors: Sequence[EnvError], where: str, step: int, *, first: bool) -> None:
-        """Count the errors of a pass.
+        """Count the errors of a rollout.
 
         Args:
-            errors: those of all env workers.
+            errors: the errors of all env workers.
             where: the section of the environments.
             step: the last finished step.
-            first: whether it is the first pass of the run.
+            first: whether this is the first rollout of the run.
 
         Raises:
-            EnvironmentRaisedError: `on_env_error` is `stop`, and it is the first pass or the third episode.
+            EnvironmentRaisedError: `on_env_error` is `stop`, and this is the first rollout or the third episode.
         """
         for error in errors:
             self._episodes.add(error.episode)
@@ -98,13 +99,13 @@ class EnvErrors:
 
 
 class SuspectedEpisodes:
-    """The episodes of a run that simulator processes died of, over all its attempts.
+    """The episodes of a run in which simulator processes died, over all its attempts.
 
-    A simulator process reports which environment it was at. An env worker that steps environments itself does not: its
-    death is charged to no episode.
+    A simulator process reports its current environment. An env worker that steps environments itself does not, so that
+    its death is attributed to no episode.
 
     Args:
-        record: the record of the run, which keeps them.
+        record: the record of the run, which stores the episodes.
     """
 
     def __init__(self, record: RunRecord) -> None:
@@ -114,15 +115,15 @@ class SuspectedEpisodes:
 
     @property
     def count(self) -> int:
-        """The number of starts that are set aside."""
+        """The number of quarantined starts."""
         return len(self._suspects.set_aside)
 
     def known_in(self, layout: Layout) -> Layout:
-        """Return a layout with the starts that env workers leave out."""
+        """Return a layout with the starts that env workers skip."""
         return layout._replace(suspects=self._died or bool(self.count), set_aside=self._suspects.set_aside)
 
     def died(self, error: BaseException, step: int) -> None:
-        """Count the deaths in a failed step, and set an episode aside at its third."""
+        """Count the deaths in a failed step, and quarantine an episode at its third death."""
         for cause in all_deaths(error).values():
             episode = cause.episode if isinstance(cause, SimulatorDiedError) else None
             if episode is None:
@@ -134,13 +135,13 @@ class SuspectedEpisodes:
 
 
 def replay(job: Job, item: QuarantinedItem, *, emit: Callable[[str], None] = lambda text: None) -> str:
-    """Begin an episode in a simulator process of its own, and take its actions.
+    """Replay an episode in a separate simulator process.
 
     Returns:
-        How the process died; empty if it lived.
+        How the process died; empty if it survived.
 
     Raises:
-        RLinfError: the item is no episode of such an environment.
+        RLinfError: the item is not an episode of such an environment.
     """
     config = cast("PolicyJob", job.config)
     environments = config.env.train if item.step else config.env.eval

@@ -1,4 +1,4 @@
-"""Figures of the episodes of a step, and the bound on those whose simulators failed."""
+"""Metrics of the episodes of a step, and the limit on failed simulators."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 from recipes.embodied.envs.env_spec import BoolArray, FinishedEpisodes, IntArray
-from recipes.embodied.loop.protocols import ALL_ERRORS, ERRED_EPISODES, FAILED_EPISODES
+from recipes.embodied.loop.env_messages import ALL_ERRORS, ERRED_EPISODES, FAILED_EPISODES
 from rlinf_core.errors import RunError
 
-# Name -> the sum over episodes, and how many there were.
+# By name: the sum over episodes, and their number.
 Sums: TypeAlias = dict[str, tuple[float, int]]
 
 
@@ -17,8 +17,8 @@ class EpisodeSums:
     """Adds up episodes as they end.
 
     Args:
-        first_only: count the first episode of every environment since its reset only, as is fair where every pass
-            resets: of the later episodes the short ones end within the pass and the long ones do not.
+        first_only: count only the first episode of every environment since its reset. If every rollout segment resets,
+            this avoids a bias: of later episodes, mainly short ones end within the segment.
     """
 
     def __init__(self, *, first_only: bool) -> None:
@@ -26,7 +26,7 @@ class EpisodeSums:
         self._first_only = first_only
 
     def add(self, episodes: FinishedEpisodes) -> None:
-        """Add those that ended in one step of one batch."""
+        """Add the episodes that ended in one step of one batch."""
         counted = self._counted(episodes.number)
         count = int(counted.sum())
         if not count:
@@ -43,17 +43,17 @@ class EpisodeSums:
         return numbers == 0 if self._first_only else numbers >= 0
 
     def add_figures(self, figures: Sums) -> None:
-        """Add what environments measured besides episodes; the mean is over these measurements."""
+        """Add further measurements of environments; the mean is over these measurements."""
         for name, (total, count) in figures.items():
             if count:
                 self._add(name, total, count)
 
     def add_failed(self, numbers: IntArray) -> None:
-        """Count episodes whose simulators failed, which are in no sum, by their numbers since the reset."""
+        """Count episodes whose simulators failed, which no sum includes, by their numbers since the reset."""
         self._add(FAILED_EPISODES, float(self._counted(numbers).sum()), 0)
 
     def add_errors(self, count: int) -> None:
-        """Count errors of environments, also of episodes that do not count."""
+        """Count errors of environments, including those of episodes that do not count."""
         self._add(ALL_ERRORS, float(count), 0)
 
     def _add(self, name: str, total: float, count: int) -> None:
@@ -62,7 +62,7 @@ class EpisodeSums:
 
 
 _MOST_FAILED: Final = 0.5
-# Figures of episodes that have ended: among the first of those that go on over several passes these are the short ones.
+# Metrics of ended episodes: of the first episodes that span several rollout segments, these are the short ones.
 OF_ENDED: Final = ("return", "episode_len", "success_once", "success_at_end")
 
 
@@ -72,17 +72,17 @@ def episode_means(
     most_failed: float = _MOST_FAILED,
     environments: int = 1,
 ) -> dict[str, float]:
-    """Return sums and counts of episodes as the mean over all episodes, and how many these are, how many were left out
-    and in how many of those that count the environment had an error.
+    """Return the means over all episodes, their number, the number of dropped ones, and the number of counted ones with
+    an error of the environment.
 
     Args:
         namespace: `env` or `eval`.
         by_rank: the sums of each env worker.
-        most_failed: share of the episodes whose simulators may fail, `runner.max_failed_fraction`.
-        environments: the environments that ran; a share is one of as many episodes at least.
+        most_failed: largest share of episodes whose simulators may fail, `runner.max_failed_fraction`.
+        environments: the number of environments, the least denominator of the share.
 
     Raises:
-        RunError: the simulators of more episodes failed.
+        RunError: the simulators of a larger share of episodes failed.
     """
     totals: dict[str, tuple[float, int]] = {}
     for sums in by_rank:
@@ -102,7 +102,11 @@ def episode_means(
             help="mend the simulator; `runner.max_failed_fraction` of the episodes may fail",
             code="simulators-fail",
         )
-    means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
+    # An environment may report success only where there is one: the episodes before that were not solved either.
+    means = {
+        f"{namespace}/{name}": total / (episodes if name in OF_ENDED else count)
+        for name, (total, count) in totals.items()
+    }
     if failed:
         means[FAILED_EPISODES if namespace == "env" else f"{namespace}/{FAILED_EPISODES}"] = failed
     counts = {"episodes": float(episodes), "left_out": failed, "env_errors": erred}

@@ -1,4 +1,4 @@
-"""Frames of whole episodes, recorded in env workers for videos. numpy only, as environments may have nothing else."""
+"""Frames of whole episodes, recorded in env workers for videos. Imports only numpy, which every interpreter has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import BoolArray
 from recipes.embodied.envs.env_state import State
 
-# Bytes that one batch of environments keeps of what it saw; where that is too little, the first ones are filmed.
+# The frames of a video per second, each of one action, and the episodes that it shows side by side.
+FPS: Final = 20
+EPISODES: Final = 9
+# Bytes of frames that one batch of environments keeps; if that is too little, only its first environments are filmed.
 _BUDGET: Final = 256 * 2**20
-# Steps that an episode without a limit is taken to have.
+# The assumed steps of an episode without a limit.
 _UNLIMITED: Final = 1000
 
 
@@ -22,7 +25,7 @@ class EpisodeFrames(NamedTuple):
     """Frames of one episode.
 
     Attributes:
-        env: number of the environment among all.
+        env: number of the environment within the job.
         reset: number of the reset that began it.
         outcome: how it ended: `success`, a failure by its name, `time out`.
         frames: uint8 [T + 1, H, W, 3], from the start to the last state.
@@ -38,12 +41,15 @@ class FrameRecorder:
     """The frames of the episodes since a reset, one episode per environment.
 
     Args:
-        batch: just reset.
+        batch: the batch, which has just been reset.
         reset: number of the reset.
-        budget: bytes of what is seen, see `_BUDGET`.
+        budget: bytes of frames, see `_BUDGET`.
 
     Attributes:
-        sees: whether the environment has anything to show.
+        sees: whether the environment has images to show.
+
+    Raises:
+        EnvContractError: see `TaskMethods.picture`.
     """
 
     def __init__(self, batch: VectorEnv, reset: int, budget: int = _BUDGET) -> None:
@@ -53,9 +59,10 @@ class FrameRecorder:
         self.sees = first is not None
         if first is None:
             return
+        batch.picture(first)  # raises for what no video takes, now rather than after the episodes
         one = sum(array.nbytes for array in first.values()) * (1 + (batch.max_episode_steps or _UNLIMITED))
         self._rows = np.arange(min(batch.num_envs, max(1, budget // one)))
-        # What was seen in each step, and of which rows.
+        # The data of each step, and their rows.
         self._seen: list[tuple[NDArray[np.int64], State]] = []
         self._outcomes: dict[int, str] = {}
         self._take(self._rows)
@@ -78,7 +85,7 @@ class FrameRecorder:
         self._seen.append((rows, seen))
 
     def finish(self, most: int) -> list[EpisodeFrames]:
-        """Return the finished episodes, at most that many of each outcome, and stop recording."""
+        """Return the finished episodes, at most `most` of each outcome, and stop recording."""
         if not self.sees:
             return []
         self._batch.watcher = None
@@ -87,7 +94,6 @@ class FrameRecorder:
         return [EpisodeFrames(int(numbers[row]), self._reset, self._outcomes[row], self._frames(row)) for row in chosen]
 
     def _frames(self, row: int) -> NDArray[np.uint8]:
-        """Return the pictures of one episode."""
         steps = [{name: array[rows == row] for name, array in seen.items()} for rows, seen in self._seen if row in rows]
         return self._batch.picture({name: np.concatenate([step[name] for step in steps]) for name in steps[0]})
 

@@ -1,4 +1,4 @@
-"""Recovery of a rollout: env and rollout workers that died are started again alone, and the rollout is done again."""
+"""Recovery of a rollout: only env and rollout workers that died are restarted, and the rollout is repeated."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ T = TypeVar("T")
 class RolloutRecovery(Relaunching):
     """The recovery of rollouts and evaluations of a synchronous run.
 
-    A rollout is a function of weights, step and the episodes under way: those are kept at the end of each one, and
-    loaded before it is done again.
+    A rollout is a function of weights, step and the running episodes. The episodes are saved after each rollout, and
+    loaded before a repetition.
 
     Args:
-        config: the whole file.
+        config: the configuration of the job.
         actor, rollout, env: the workers.
         record: the record of the run.
         forget: forgets an attempt in the loop; called with whether the rollout workers need weights again.
         syncing: whether weights are being sent.
 
     Attributes:
-        starts: what workers are prepared with: the layout of the job, and the spec of its environments.
-        episodes: those under way after the last rollout, see `EnvWorker.save_state`.
-        suspects: the episodes that simulator processes died of.
+        starts: the layout of the job and the spec of its environments, with which workers are prepared.
+        episodes: the running episodes after the last rollout, see `EnvWorker.save_state`.
+        suspects: the episodes in which simulator processes died.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RolloutRecovery(Relaunching):
     ) -> None:
         super().__init__({"rollout": rollout, "env": env}, record)
         self._synchronous = not config.runner.staleness
-        # A robot and a person are where they are: only the whole run is started over with them.
+        # Robots and people cannot return to an earlier state: with them, the whole run restarts instead.
         sections = (config.env.train, config.env.eval)
         self._simulates = config.env.train.intervention.source == NONE and all(
             section.judge.source == ENVIRONMENT and not is_robot(section.env_type) for section in sections
@@ -70,30 +70,28 @@ class RolloutRecovery(Relaunching):
         return (self._attempt,) if self._attempt else ()
 
     def rollouts(self, step: int, attempt: Callable[[], T]) -> T:
-        """Return the result of `attempt`, which sends weights and carries out the rollout of a step, and again after
-        deaths."""
+        """Return the result of `attempt`, which sends weights and runs a step's rollout; repeat it after deaths."""
         self._what, self._trains = f"the rollout of step {step}", True
         return self.repeat(attempt)
 
     def evaluation(self, attempt: Callable[[], T]) -> T:
-        """Return the result of `attempt`, which sends weights and carries out an evaluation, and again after deaths."""
+        """Return the result of `attempt`, which sends weights and runs an evaluation; repeat it after deaths."""
         self._what, self._trains = "the evaluation", False
         return self.repeat(attempt)
 
     def watched(self, *calls: WorkerGroupHandle[Any]) -> tuple[WorkerGroupHandle[Any], ...]:
-        """Return calls of an attempt, which are given up if it fails."""
+        """Return calls of an attempt, to be abandoned if it fails."""
         self._calls = [call for call in self._calls if not call.done()] + list(calls)
         return calls
 
     def saving(self) -> tuple[WorkerGroupHandle[Any], ...]:
-        """Return the calls for the episodes under way after a rollout, whose results are kept as `episodes`; none where
-        every pass begins with new ones."""
+        """Return the calls that save the running episodes after a rollout; none if each rollout resets."""
         return (self._env.save_state(),) if self._synchronous and not self._resets else ()
 
     # Recovery
 
     def relaunch(self, error: WorkerGroupError | WorkerDiedError) -> bool:
-        """See `Relaunching`; even if all workers restart instead, the next ones learn of the episode."""
+        """See `Relaunching`; the episode is recorded even if all workers restart instead."""
         self.suspects.died(error, self._record.step + 1 if self._trains else 0)
         return super().relaunch(error)
 
@@ -102,7 +100,7 @@ class RolloutRecovery(Relaunching):
             self._synchronous
             and self.starts is not None
             and (self._simulates or "env" not in dead)
-            # Shards of weights are gathered while they are sent: an actor may still wait for the one whose peer died.
+            # Sending gathers shards, so that an actor may still wait for one whose peer died.
             and not (self._syncing() and self._actor.world_size > 1)
         )
 
@@ -128,7 +126,7 @@ class RolloutRecovery(Relaunching):
         return f"{self._what}; {lost}" if lost else self._what
 
     def _load(self, environments: Sequence[int]) -> str:
-        """Go back to the episodes after the last rollout; return which of them are lost, in words."""
+        """Restore the episodes after the last rollout; return which of them are lost, in words."""
         if self._resets:
             return ""
         packs = self.episodes

@@ -1,9 +1,10 @@
-"""The routes of environments to the workers that step, act for and learn from them: a pure function of their numbers.
+"""The routes of environments to the workers that step them, act for them, and learn from them: a pure function of their
+numbers.
 
-An environment has a number among all of its kind. Numbers go to env workers in order, and within a worker to its
-pipeline stages. Every rollout worker acts for a share of every stage, so that all of them have work whichever stage it
-is the turn of; every actor learns from equally many environments with neighbouring numbers. Nothing is dealt by who
-comes first, so that a run can be repeated.
+Environments are numbered within training or evaluation. Numbers go to env workers in order, and within a worker to its
+pipeline stages. Every rollout worker acts for a share of every stage, so that all have work in each stage; every actor
+learns from equally many environments with consecutive numbers. Nothing depends on arrival order, so that a run can be
+repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from recipes.embodied.loop.protocols import Layout
 
 
 class EnvRange(NamedTuple):
-    """The environments `start` to `stop` (exclusive), which go the same way."""
+    """The environments `start` to `stop` (exclusive), which share a route."""
 
     env: int
     stage: int
@@ -39,7 +40,7 @@ class Share(NamedTuple):
 class Piece(NamedTuple):
     """Rows `start` to `stop` of a rollout's batch, for the actor of rank `actor`.
 
-    `first` is the number of the first of these environments among all.
+    `first` is the number of the first of these environments.
     """
 
     actor: int
@@ -50,7 +51,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Routes:
-    """The ways between the workers of a job.
+    """The routes between the workers of a job.
 
     Args:
         total: environments, a multiple of `envs` x `stages` and of `actors`.
@@ -60,7 +61,7 @@ class Routes:
         actors: actors.
 
     Raises:
-        ValueError: the environments cannot be dealt evenly.
+        ValueError: the environments cannot be distributed evenly.
     """
 
     total: int
@@ -85,7 +86,7 @@ class Routes:
 
     @cached_property
     def ranges(self) -> tuple[EnvRange, ...]:
-        """All of them, by number; every environment is in exactly one."""
+        """All ranges, by number; every environment is in exactly one."""
         ranges: list[EnvRange] = []
         for stage in range(self.stages):
             for rollout, position, stop in self._shares(stage):
@@ -101,7 +102,7 @@ class Routes:
     def _shares(self, stage: int) -> list[tuple[int, int, int]]:
         """Return the rollout ranks of a stage, each with its range of rows, counted over all env workers."""
         size = self.envs * self.batch
-        # Which rollouts have one more turns with the stages, so that none has more of everything.
+        # The rollout workers with one more row rotate over the stages, to balance the load.
         order = [(rank + stage) % self.rollouts for rank in range(self.rollouts)] if size % self.rollouts else None
         bounds = [rank * size // self.rollouts for rank in range(self.rollouts + 1)]
         return [(order[i] if order else i, bounds[i], bounds[i + 1]) for i in range(self.rollouts)]
@@ -113,7 +114,7 @@ class Routes:
         return _joined([Share(share.rollout, share.start - first, share.stop - first) for share in mine])
 
     def of_rollout(self, rollout: int, stage: int) -> tuple[Share, ...]:
-        """Return the env workers that a rollout acts for in a stage; rows are of the batch that it makes of them."""
+        """Return the env workers that a rollout acts for in a stage; rows are those of the joined batch."""
         shares: list[Share] = []
         row = 0
         for share in self._of(rollout, stage):
@@ -122,7 +123,7 @@ class Routes:
         return _joined(shares)
 
     def pieces(self, rollout: int, stage: int) -> tuple[Piece, ...]:
-        """Return where the trajectories of a rollout's batch go."""
+        """Return the actors for the trajectories of a rollout's batch."""
         pieces: list[Piece] = []
         row = 0
         for share in self._of(rollout, stage):
@@ -135,7 +136,7 @@ class Routes:
 
 
 def _joined(shares: list[Share]) -> tuple[Share, ...]:
-    """Neighbouring rows of the same peer as one share."""
+    """Merge adjacent rows of the same peer into one share."""
     joined: list[Share] = []
     for share in shares:
         if joined and joined[-1].peer == share.peer and joined[-1].stop == share.start:
@@ -148,8 +149,8 @@ def _joined(shares: list[Share]) -> tuple[Share, ...]:
 def make_routes(layout: Layout, config: PolicyJob, *, training: bool) -> Routes:
     """Return the routes of the environments of `env.train` or `env.eval`; evaluations have no actors.
 
-    Where there are more actors than whole groups of environments, several actors get the same trajectories, and each
-    learns from a part of their samples (`actor_ranks`): the actors of these routes are such teams.
+    If there are more actors than groups of environments, teams of actors get the same trajectories, and each member
+    learns from a part of the samples (`actor_ranks`): the actors of these routes are teams.
     """
     environments = config.env.train if training else config.env.eval
     return Routes(
@@ -162,7 +163,7 @@ def make_routes(layout: Layout, config: PolicyJob, *, training: bool) -> Routes:
 
 
 def count_teams(actors: int, config: PolicyJob) -> int:
-    """Return the number of actor teams: the most over which whole groups of environments divide."""
+    """Return the number of actor teams: the largest number over which whole groups of environments divide."""
     return gcd(config.env.train.total_num_envs // group_size(config, config.env.train), actors)
 
 
@@ -172,9 +173,10 @@ def actor_ranks(team: int, actors: int, teams: int) -> range:
 
 
 def trajectory_key(actor: int, step: int, max_staleness: int, attempt: int = 0) -> str:
-    """Return the key of the channel for an actor's share of a step, while at most k other steps are on their way.
+    """Return the key of the channel for an actor's share of a step, while at most `max_staleness` other steps are in
+    flight.
 
-    Of a step whose rollout is done again after a death, each `attempt` has its own key.
+    Each `attempt` at a step after a death has its own key.
     """
     key = f"{actor}:{step % (max_staleness + 1)}"
     return f"{key}:{attempt}" if attempt else key

@@ -1,22 +1,21 @@
 """The interface of policies, wide enough for a vision-language-action model.
 
-A policy answers one observation with a chunk of C actions of D tokens each. For a continuous action D counts its
-numbers; for a choice D is 1; a language model that spells actions out has D tokens for each. Log-probabilities are
-given by token, [n, C, D], and `algorithm.logprob_type` decides what they are summed to.
+A policy answers one observation with a chunk of C actions of D tokens each. For a continuous action D is its size; for
+a discrete action D is 1; a language model that spells out actions has D tokens for each. Log-probabilities are per
+token, [n, C, D], and `algorithm.logprob_type` decides how they are summed.
 
 What happens to an observation:
 
     prepare(observations)        arrays of the environment -> named tensors, `inputs` (a processor, a tokenizer)
-    act(inputs)                  draws actions, where rollouts are made
-    forward(inputs, actions)     judges those actions again, where training happens, with gradients
-    values(inputs)               only values, for the observation in which an episode ended
-    to_env(actions)              what was drawn -> what the environment takes
-    from_env(actions)            the way back, for actions that somebody demonstrated
-    imitation_losses(...)        how far it is from acting as demonstrated, with gradients
-    imitation_loss(...)          the mean of these over the actions that count
+    act(inputs)                  draws actions, where rollouts are made forward(inputs, actions)     evaluates those
+    actions again, where training happens, with gradients values(inputs)               only values, for the observation
+    in which an episode ended to_env(actions)              what was drawn -> what the environment takes
+    from_env(actions)            the way back, for actions that somebody demonstrated imitation_losses(...)        how
+    far it is from acting as demonstrated, with gradients imitation_loss(...)          the mean of these over the
+    actions that count
 
-`inputs` travel from rollout to actor with the actions, so that nothing is prepared twice. Training goes through
-`forward` and `imitation_loss` alone, which is what FSDP gathers weights for.
+`inputs` travel from rollout to actor with the actions, so that nothing is prepared twice. Training calls only `forward`
+and `imitation_loss`, for which FSDP gathers weights.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class PolicyOutput:
     """Actions of a policy for n observations.
 
     Attributes:
-        actions: [n, C, D], float32 numbers or int64 tokens; what `forward` takes again. A policy that has to remember
-            more of them than their tokens, as one by flow matching, may have another shape, [n, ...].
-        logprobs: float32 [n, C, D]; None: of greedy actions, by a policy that has none of these.
-        values: float32 [n, V], one for the chunk (V = 1) or one for each action (V = C); None without a value head.
+        actions: [n, C, D], float32 numbers or int64 tokens, as `forward` takes them. A policy that must record more
+            than tokens, as in flow matching, may use another shape, [n, ...].
+        logprobs: float32 [n, C, D]; None: greedy actions of a policy that has no log-probabilities for them.
+        values: float32 [n, V], per chunk (V = 1) or per action (V = C); None without a value head.
     """
 
     actions: Tensor
@@ -61,7 +60,7 @@ class ActionEval:
 
     Attributes:
         logprobs: float32 [n, C, D].
-        entropy: float32 [n, C, D], of what each token was drawn from.
+        entropy: float32 [n, C, D], the entropy of each token's distribution.
         values: float32 [n, V]; None without a value head.
     """
 
@@ -71,26 +70,26 @@ class ActionEval:
 
 
 class BasePolicy(nn.Module, ABC):
-    """A policy. `actor.model.model_type: package.module:Class` names one of your own.
+    """A policy. `actor.model.model_type: package.module:Class` names a custom one.
 
     Its constructor takes `(config, spec)`: the section `actor.model` and the `EnvSpec` of the environment.
 
     Attributes:
         loads_model_path: whether the constructor itself loads other folders than those of saved policies.
-        loads_policies: whether it also loads saved policies of other kinds.
-        reads_instructions: whether it acts by the environment's instructions.
-        normalizes_states: whether states are normalized by `normalization` before the policy acts, and are learned from
-            so: then `algorithm.normalize_observations` can keep its statistics running.
-        normalization: the normalization of states and actions, saved with the weights; a policy that uses it says so in
-            `prepare`, `to_env` and `from_env`.
-        horizon: actions that it predicts together, where they are more than the C that are carried out;
-            `imitation_losses` takes so many. 0: C.
-        first_action: which action after the present observation is the first of those: below 0 for a policy that
-            predicts actions of the past, too.
-        observed_steps: T, observations in a row that it acts by; `prepare` is given those before the present one as
+        loads_policies: whether the constructor also loads saved policies of other kinds.
+        reads_instructions: whether the policy acts on the environment's instructions.
+        normalizes_states: whether the policy acts on and learns from states normalized by `normalization`, so that
+            `algorithm.normalize_observations` can update its statistics.
+        normalization: the normalization of states and actions, saved with the weights; policies apply it in `prepare`,
+            `to_env` and `from_env`.
+        horizon: the number of actions predicted together, if more than the C executed ones; `imitation_losses` takes
+            that many. 0: C.
+        first_action: the index of the first of these actions, relative to the current observation; below 0 for a policy
+            that also predicts past actions.
+        observed_steps: T, the consecutive observations that the policy acts on; `prepare` gets the earlier ones as
             `past.NAME` [n, T - 1, ...], oldest first.
-        noise_shape: the shape of the noise that sampling begins with, for each observation; None: actions do not come
-            from such noise alone.
+        noise_shape: the shape, per observation, of the noise that determines the actions; None: actions are no function
+            of such noise alone.
     """
 
     horizon: int = 0
@@ -101,15 +100,15 @@ class BasePolicy(nn.Module, ABC):
     loads_policies: ClassVar[bool] = False
     reads_instructions: ClassVar[bool] = False
     normalizes_states: ClassVar[bool] = False
-    # Why it has no `greedy`, for the error.
+    # Why the policy has no `greedy`, for the error.
     _without_greedy: ClassVar[str] = "it has no `greedy`"
     normalization: Normalization = Normalization()
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The parts whose shards are gathered one at a time: the layers of transformers that the policy calls.
+        """The parts whose shards are gathered one at a time: the transformer layers that the policy calls.
 
-        A policy that computes with parts of its layers without calling them leaves these out.
+        A policy that uses parts of its layers without calling the layers must leave these out.
         """
         return transformer_layers(self)
 
@@ -123,7 +122,7 @@ class BasePolicy(nn.Module, ABC):
         }
 
     def recorded(self, inputs: Inputs) -> Inputs:
-        """Return those of the inputs that training needs again; by default all of them."""
+        """Return the inputs that training needs again; by default all."""
         return inputs
 
     @abstractmethod
@@ -132,12 +131,12 @@ class BasePolicy(nn.Module, ABC):
 
         Args:
             inputs: the inputs of `prepare`.
-            greedy: take the likeliest action, for evaluations.
+            greedy: whether to take the likeliest action, for evaluations.
             generator: source of randomness; None: torch's own.
         """
 
     def from_noise(self, inputs: Inputs, noise: Tensor) -> Tensor:
-        """Return the actions [n, ...], as `to_env` takes them, to which noise [n, *noise_shape] leads; no gradients.
+        """Return the actions [n, ...], as `to_env` takes them, for noise [n, *noise_shape]; without gradients.
 
         Raises:
             ValueError: the policy has no `noise_shape`.
@@ -145,15 +144,15 @@ class BasePolicy(nn.Module, ABC):
         raise ValueError(f"actions of a `{type(self).__name__}` do not come from noise alone")
 
     def greedy(self, observations: Inputs) -> Tensor:
-        """Return the likeliest actions [n, C, A] of observations as they are, by tensor operations alone.
+        """Return the likeliest actions [n, C, A] for raw observations, by tensor operations alone.
 
-        What an export in a foreign format computes: the same as `prepare`, a greedy `act` and `to_env`.
+        This is the function of an export in a foreign format: the same as `prepare`, a greedy `act` and `to_env`.
 
         Args:
             observations: `states` float32 [n, S], `images.CAMERA` uint8 [n, H, W, 3]; n may be any.
 
         Returns:
-            Actions as the environment takes them: numbers, or choices int64 [n, C, 1].
+            Actions as the environment takes them: numbers, or discrete int64 [n, C, 1].
 
         Raises:
             ConfigError: the policy does more than tensors can express.
@@ -166,7 +165,7 @@ class BasePolicy(nn.Module, ABC):
         )
 
     def predicted(self, inputs: Inputs) -> Tensor:
-        """Return the likeliest actions of the whole horizon, [n, H, ...], as `to_env` takes a part of them."""
+        """Return the likeliest actions of the whole horizon, [n, H, ...], in the form that `to_env` takes."""
         return self.act(inputs, greedy=True).actions
 
     @abstractmethod
@@ -182,7 +181,7 @@ class BasePolicy(nn.Module, ABC):
         """
 
     def to_env(self, actions: Tensor) -> Array:
-        """Return actions [n, C, A] as environments take them; by default as they were drawn."""
+        """Return actions [n, C, A] as environments take them; by default unchanged."""
         return actions.cpu().numpy()
 
     def from_env(self, actions: Array) -> Tensor:
@@ -194,40 +193,41 @@ class BasePolicy(nn.Module, ABC):
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
         """Return the loss of learning from demonstrations; by default the negative log-probability of each token.
 
-        A policy without log-probabilities of its own, such as one of flow matching, overrides it.
+        A policy without log-probabilities, such as one by flow matching, overrides this.
 
         Args:
             inputs: the inputs of `prepare`.
             actions: [n, C, D], of `from_env`.
 
         Returns:
-            float32 [n, C, D], with gradients. The mean over those that count is the loss.
+            float32 [n, C, D], with gradients. The loss is the mean over valid actions.
         """
         return -self.forward(inputs, actions).logprobs
 
     def imitation_loss(self, inputs: Inputs, actions: Tensor, valid: Tensor) -> Tensor:
-        """Return the mean of `imitation_losses` over the actions that count; a policy that has one loss, and none for
-        each action, overrides it.
+        """Return the mean of `imitation_losses` over the valid actions; a policy whose loss is not per action overrides
+        this.
 
         Args:
             inputs: the inputs of `prepare`.
             actions: [n, C, D], of `from_env`.
-            valid: which of the actions were carried out before their episode ended, bool [n, C].
+            valid: bool [n, C], actions that were executed before their episode ended.
         """
         losses = self.imitation_losses(inputs, actions).float()
         counted = valid.reshape(*valid.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
         return (losses * counted).sum() / counted.sum()
 
     def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:
-        """Return statistics of demonstrated states [N, S] and actions [N, A] in the only way that the policy can use;
-        None: it takes any (`data.normalization`)."""
+        """Return statistics of demonstrated states [N, S] and actions [N, A] in the only form that the policy can use;
+        None if it can use any (`data.normalization`).
+        """
         return None
 
     def checkpoint_activations(self) -> None:
-        """Compute activations again in the backward pass instead of keeping them: `gradient_checkpointing: true`.
+        """Recompute activations in the backward pass instead of keeping them: `gradient_checkpointing: true`.
 
         Raises:
-            ConfigError: the policy cannot.
+            ConfigError: the policy does not support it.
         """
         raise ConfigError(
             f"`{type(self).__name__}` does not support activation checkpointing",

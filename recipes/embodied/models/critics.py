@@ -1,4 +1,4 @@
-"""An ensemble of critics, values of an observation and an action, computed together."""
+"""An ensemble of critics, i.e. values of an observation and an action, computed together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipes.embodied.models.small.squashed_policy import (
     relu_layers,
 )
 
-# What hidden layers normalize: nothing; each sample over its units (RLPD); each unit over the batch (CrossQ).
+# The normalization of hidden layers: none; each sample over its units (RLPD); each unit over the batch (CrossQ).
 Norm: TypeAlias = Literal["none", "layer", "batch"]
 _EPSILON: Final = 1e-5
 
@@ -49,21 +49,21 @@ class EnsembleLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, size))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return [E, n, size], each row with mean 0 and standard deviation 1 but for the weights."""
+        """Return [E, n, size], each row with mean 0 and standard deviation 1 before the weights."""
         return torch.addcmul(self.bias, functional.layer_norm(inputs, inputs.shape[-1:], eps=_EPSILON), self.weight)
 
 
-# Of batch renormalization, as CrossQ has them.
+# Constants of batch renormalization in CrossQ.
 _MOMENTUM: Final = 0.01
 _LARGEST_SCALE: Final = 3.0
 _LARGEST_SHIFT: Final = 5.0
 
 
 class BatchRenorm(nn.Module):
-    """Batch renormalization (Ioffe 2017, arXiv 1702.03275) of each member, as CrossQ has it (arXiv 1902.05605).
+    """Batch renormalization (Ioffe 2017, arXiv 1702.03275) of each member, as in CrossQ (arXiv 1902.05605).
 
-    While training a unit is normalized by its batch, and corrected toward the running statistics, by a bounded
-    scale and shift, without gradients. Before `warmup` batches it is plain batch normalization.
+    In training a unit is normalized by its batch, and corrected toward the running statistics by a bounded scale and
+    shift, without gradients. The first `warmup` batches use plain batch normalization.
     """
 
     mean: Tensor
@@ -80,7 +80,7 @@ class BatchRenorm(nn.Module):
         self._warmup = warmup
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return [E, n, size], normalized over n while training, else by the running statistics."""
+        """Return [E, n, size], normalized over n in training, else by the running statistics."""
         if not self.training:
             return torch.addcmul(self.bias, (inputs - self.mean) / self.deviation, self.weight)
         mean = inputs.mean(dim=1, keepdim=True)
@@ -91,8 +91,10 @@ class BatchRenorm(nn.Module):
             shift = ((mean - self.mean) / self.deviation).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
             warm = (self.batches >= self._warmup).float()
             scale, shift = torch.lerp(torch.ones_like(scale), scale, warm), shift * warm
-            self.mean.lerp_(mean, _MOMENTUM)
-            self.deviation.lerp_(deviation, _MOMENTUM)
+            # A batch whose update is skipped because it overflows would stay in the statistics forever.
+            is_finite = mean.isfinite() & deviation.isfinite()
+            self.mean.lerp_(torch.where(is_finite, mean, self.mean), _MOMENTUM)
+            self.deviation.lerp_(torch.where(is_finite, deviation, self.deviation), _MOMENTUM)
             self.batches += 1
         return torch.addcmul(self.bias, normalized * scale + shift, self.weight)
 
@@ -100,7 +102,7 @@ class BatchRenorm(nn.Module):
 class Critics(nn.Module):
     """E critics on states or images.
 
-    Images become features by one network that the members share.
+    All members share one network from images to features.
 
     Args:
         spec: the spec of the environment.
@@ -108,11 +110,11 @@ class Critics(nn.Module):
         width: the width of the hidden layers.
         layers: the number of layers.
         norm: see `Norm`.
-        judges_states: whether there are values of observations alone, too, by a network without `norm`.
+        judges_states: whether there is also a network, without `norm`, for values of observations alone.
         images: how images become features.
 
     Attributes:
-        normalization: the normalization of states, that of the policy; saved by it.
+        normalization: the policy's normalization of states, which the policy saves.
     """
 
     normalization: Normalization = Normalization()
@@ -136,13 +138,13 @@ class Critics(nn.Module):
             hidden = relu_layers(size, width, layers)
             self.states = nn.Sequential(hidden, nn.Linear(width, 1))
         size += spec.action_size
-        # The optimizer knows what belongs to values by this name, and gives it `value_lr`.
+        # By this name the optimizer recognizes weights of values, which get `value_lr`.
         self.critic = nn.ModuleList()
         if norm == "batch":
             self.critic.append(BatchRenorm(members, size))
         for _ in range(layers):
             self.critic.append(EnsembleLinear(members, size, width))
-            # Normalized before the activation with layer norm (RLPD), after it with batch renorm (CrossQ).
+            # Layer norm comes before the activation (RLPD), batch renorm after it (CrossQ).
             self.critic.extend([EnsembleLayerNorm(members, width)] if norm == "layer" else [])
             self.critic.append(nn.ReLU())
             self.critic.extend([BatchRenorm(members, width)] if norm == "batch" else [])
@@ -157,7 +159,7 @@ class Critics(nn.Module):
         return hidden[:, :, 0]
 
     def encoded(self, inputs: Inputs) -> Inputs:
-        """Return inputs with the features of images, for the policy, too; without images the inputs themselves."""
+        """Return inputs with features of images, which the policy shares; without images the inputs themselves."""
         if isinstance(self.features, StateFeatures):
             return inputs
         return {**inputs, FEATURES: self._features_of(inputs)}
@@ -166,7 +168,7 @@ class Critics(nn.Module):
         """Return values of observations, float32 [n].
 
         Raises:
-            ValueError: they are not judged.
+            ValueError: these critics have no values of states.
         """
         if self.states is None:
             raise ValueError("these critics judge actions alone: `judges_states` is false")

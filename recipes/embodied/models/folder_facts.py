@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from recipes.embodied.config import PolicyJob
     from recipes.embodied.envs.env_spec import EnvSpec
 
-# Of a policy that was saved, and of a checkpoint of a run, which has weights of another form besides.
+# Files of a saved policy, and of a run's checkpoint, whose weights have another format.
 DESCRIPTION: Final = "policy.json"
 WEIGHTS: Final = "model.safetensors"
 STATISTICS: Final = "normalization.json"
 SHARDS: Final = "actor"
-# Of a policy that steers another: the section `actor.model` of that one.
+# In the folder of a policy that steers another: the section `actor.model` of the steered policy.
 FROZEN: Final = "frozen.json"
 STEERED: Final = "steered_policy"
-# What config.json may call a folder's architecture, as `model_type` in transformers' words or `type` in lerobot's.
+# Names of a folder's architecture in config.json: `model_type` of transformers, or `type` of lerobot.
 ARCHITECTURES: Final = {
     "pi0": ("pi0", "openpi"),
     "pi05": ("pi05", "openpi"),
@@ -48,9 +48,9 @@ ARCHITECTURES: Final = {
     "openvla": ("openvla",),
     "openvla_oft": ("openvla",),
 }
-# The layer that only weights of one kind have: folders of openpi name neither, and settings may be copied.
+# A layer that only weights of one kind have: openpi's folders name no kind, and settings may be copied.
 TELLING_LAYERS: Final = {"pi0": "action_time_mlp_in", "pi05": "time_mlp_in"}
-# How settings call the actions that a model predicts together: lerobot's, openpi's, and those of diffusion and VQ-BeT.
+# Names of settings for the number of actions predicted together: in lerobot, openpi, and for diffusion and VQ-BeT.
 _HORIZONS: Final = ("chunk_size", "action_horizon", "horizon", "action_chunk_size")
 _MODEL: Path = ("actor", "model", "model_path")
 
@@ -58,8 +58,8 @@ _MODEL: Path = ("actor", "model", "model_path")
 def check_model_folder(config: PolicyJob, report: Report) -> None:
     """Report a folder that holds no policy of the kind that `model_type` names.
 
-    Folders on other machines are not checked. One that is missing here is a warning: the file may be meant for
-    another machine. `require_model_folder` makes it an error where a run starts.
+    Folders on other machines are not checked. A folder that is missing here gives a warning, since the file may be
+    meant for another machine; `require_model_folder` makes it an error when a run starts.
     """
     folder = config.actor.model.model_path
     if folder is None or not runs_in_this_interpreter(config, "actor"):
@@ -80,10 +80,10 @@ def check_model_folder(config: PolicyJob, report: Report) -> None:
 
 
 def require_model_folder(config: PolicyJob) -> None:
-    """Check, before anything is started, that the folder of a run on this machine alone can be used.
+    """Check, before anything starts, that the folder of a single-machine run can be used.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the folder cannot be used.
     """
     folder = config.actor.model.model_path
     if folder is None or not runs_in_this_interpreter(config, "actor"):
@@ -95,9 +95,9 @@ def require_model_folder(config: PolicyJob) -> None:
 
 
 def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
-    """Return why a folder, which exists, cannot be the `model_path` of a policy of some kind; None: it may be.
+    """Return why an existing folder cannot be the `model_path` of a kind of policy; None if it may be.
 
-    Of a policy of the user's own only its saved form is known.
+    Of a custom policy, only the saved format can be checked.
     """
     path = FilePath(folder)
     if os.path.isdir(path / SHARDS):
@@ -121,7 +121,7 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
         )
     if known is None:
         return fault_of_model(path) if model_type == "lerobot" else None
-    # openpi's PyTorch folders name no kind; their weights tell pi0 and pi0.5 apart.
+    # openpi's PyTorch folders name no kind; only the weights distinguish pi0 from pi0.5.
     kind = about.get("model_type", about.get("type", "openpi" if "action_horizon" in about else None))
     if about and kind not in known:
         named = " or ".join(f"`{kind_name}`" for kind_name in known)
@@ -133,7 +133,7 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
 
 
 def _fault_of_kind(model_type: str, folder: FilePath) -> FolderFault | None:
-    """Return that weights are those of a pi0 where a pi05 is expected, or the other way round; None: they are not."""
+    """Return the fault if the weights are those of a pi0 instead of a pi05, or vice versa; None if not."""
     if model_type not in TELLING_LAYERS:
         return None
     layers = {name.split(".")[-2] for name in weight_names(folder) if "." in name}
@@ -147,7 +147,7 @@ def _fault_of_kind(model_type: str, folder: FilePath) -> FolderFault | None:
 
 
 def saved_type(folder: str | None) -> str | None:
-    """Return the `model_type` of a policy that `save_policy` wrote to a folder; None: it wrote none."""
+    """Return the `model_type` of the policy that `save_policy` wrote to a folder; None without one."""
     if folder is None:
         return None
     kind = _section(FilePath(folder), "model").get("model_type")
@@ -155,11 +155,11 @@ def saved_type(folder: str | None) -> str | None:
 
 
 def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
-    """Return the section `actor.model` of the policy that a `steered_policy` steers: what its options say, and else its
-    folder.
+    """Return the section `actor.model` of the policy that a `steered_policy` steers: from its options, and otherwise
+    its folder.
 
     Raises:
-        ConfigError: no folder is named, or the two do not make a section.
+        ConfigError: no folder is named, or the two do not give a valid section.
     """
     if model.model_path is None:
         raise ConfigError(
@@ -168,7 +168,7 @@ def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
             help="name the folder of one by diffusion or flow matching, such as of `rlinf export RUN`",
         )
     folder = FilePath(model.model_path)
-    # As the file has them, or checked.
+    # As written in the file, or as validated.
     options: Any = model.options
     written: dict[str, Any] = options.policy if hasattr(options, "policy") else options.get("policy", {})
     said = read_object(folder / FROZEN) or _section(folder, "model")
@@ -190,8 +190,8 @@ def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
 
 
 def _kind_of_folder(model: EmbodiedModelConfig) -> str:
-    """Return the `model_type` of the policy that `model_path` is to hold: of one that steers another, the other one,
-    where its options or the folder name it.
+    """Return the `model_type` of the policy that `model_path` should hold: for a `steered_policy`, the steered one, if
+    its options or the folder name it.
     """
     if model.model_type != STEERED or saved_type(model.model_path) == STEERED:
         return model.model_type
@@ -200,14 +200,14 @@ def _kind_of_folder(model: EmbodiedModelConfig) -> str:
 
 
 def published_horizon(folder: str) -> int | None:
-    """Return the number of actions that the model of a published folder predicts together; None: it is not said."""
+    """Return the number of actions that the model of a published folder predicts together; None if unknown."""
     about = read_object(FilePath(folder) / SETTINGS)
     said = (about.get(name) for name in _HORIZONS)
     return next((number for number in said if isinstance(number, int) and not isinstance(number, bool)), None)
 
 
 def lerobot_type(model: EmbodiedModelConfig) -> str | None:
-    """Return lerobot's name of the kind of a policy, which its folder says, or else the options; None: neither does."""
+    """Return lerobot's type name of a policy, from its folder, or else its options; None if neither has it."""
     if model.model_path is None:
         return str(model.options.get("type", "act"))
     kind = read_object(FilePath(model.model_path) / SETTINGS).get("type")
@@ -215,8 +215,7 @@ def lerobot_type(model: EmbodiedModelConfig) -> str | None:
 
 
 def observed_steps(model: EmbodiedModelConfig) -> int:
-    """Return the number of observations in a row that a policy acts by, as its options or its folder say; 1 of all but
-    lerobot's."""
+    """Return how many consecutive observations a policy acts on, from its options or folder; 1 except for lerobot."""
     if model.model_type == STEERED and model.model_path is not None:
         model = frozen_section(model)
     if model.model_type != "lerobot":
@@ -243,7 +242,7 @@ def _fault_of_saved(model_type: str, folder: FilePath, model: object) -> FolderF
 
 
 def fault_of_statistics(folder: FilePath) -> FolderFault | None:
-    """Return that the statistics of a policy are missing, where it was trained with some; None: they are not."""
+    """Return the fault if a policy was trained with statistics and they are missing; None if not."""
     if read_object(folder / DESCRIPTION).get("statistics") is None or os.path.isfile(folder / STATISTICS):
         return None
     return FolderFault(
@@ -259,10 +258,10 @@ def fault_of_fit(folder: FilePath, model: EmbodiedModelConfig, spec: EnvSpec | N
     Args:
         folder: a checkpoint, or a policy's.
         model: the policy that takes its weights.
-        spec: the spec of the environment; sizes that are 0 are not judged. None: not known.
+        spec: the spec of the environment; sizes of 0 are not checked. None: unknown.
     """
     theirs = _section(folder, "model")
-    # The width of a model that is loaded is its folder's, and what one of the user's own makes of it is not known.
+    # The width of a loaded model is its folder's; how a custom model uses the setting is unknown.
     ours = model.model_path is None and ":" not in model.model_type
     for name in ("model_type", "num_action_chunks", *(("hidden_dim",) if ours else ())):
         mine = getattr(model, name)

@@ -24,12 +24,12 @@ class OrthogonalLinear(nn.Linear):
 
 
 def hidden_layers(inputs: int, width: int) -> nn.Sequential:
-    """Return two layers of tanh, as is usual for PPO on states."""
+    """Return two tanh layers, as is usual for PPO on states."""
     return nn.Sequential(OrthogonalLinear(inputs, width), nn.Tanh(), OrthogonalLinear(width, width), nn.Tanh())
 
 
 def value_head(inputs: int, width: int) -> nn.Sequential:
-    """Return a head of one value, with a hidden layer of tanh."""
+    """Return a head for one value, with a hidden tanh layer."""
     return nn.Sequential(OrthogonalLinear(inputs, width), nn.Tanh(), OrthogonalLinear(width, 1, 1.0))
 
 
@@ -61,7 +61,7 @@ class ActionHead(nn.Module, ABC):
 
 
 class GaussianHead(ActionHead):
-    """Independent normal distributions; their stds are weights, the same for all observations."""
+    """Independent normal distributions, whose stds are weights, equal for all observations."""
 
     def __init__(self, features: int, chunk: int, size: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class GaussianHead(ActionHead):
 
 
 class ChoiceHead(ActionHead):
-    """A categorical distribution over the choices, for each action of a chunk."""
+    """A categorical distribution over discrete actions, for each action of a chunk."""
 
     def __init__(self, features: int, chunk: int, choices: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class ChoiceHead(ActionHead):
         if greedy:
             actions = logprobs.argmax(dim=-1, keepdim=True)
         else:
-            # The largest of logits plus Gumbel noise is a sample; exponential noise is where that noise comes from.
+            # The argmax of logits plus Gumbel noise is a sample; minus the log of exponential noise is Gumbel noise.
             noise = torch.empty_like(logprobs).exponential_(generator=generator)
             actions = (logprobs - noise.log()).argmax(dim=-1, keepdim=True)
         return actions, logprobs.gather(-1, actions)
@@ -118,7 +118,7 @@ class ChoiceHead(ActionHead):
 
 
 def action_head(features: int, chunk: int, spec: EnvSpec) -> ActionHead:
-    """Return the head that the environment's actions ask for."""
+    """Return the head for the environment's kind of actions."""
     if spec.num_choices is None:
         return GaussianHead(features, chunk, spec.action_size)
     return ChoiceHead(features, chunk, spec.num_choices)

@@ -1,7 +1,7 @@
 """Normalization of states and actions by data set statistics, which are saved with the policy's weights.
 
-A policy that was trained on normalized numbers is another policy without them. So they are written beside its weights,
-as `normalization.json`, and read with them.
+A policy trained on normalized numbers acts differently without the statistics. They are therefore written beside its
+weights, as `normalization.json`, and read with them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rlinf_core.suggest import excerpt
 
 Scheme: TypeAlias = Literal["mean_std", "quantile"]
 SCHEMES: Final = ("mean_std", "quantile")
-# A number that hardly varies is shifted, and not blown up.
+# A number that hardly varies is shifted but not scaled.
 _SMALLEST_SCALE: Final = 1e-4
-# Of a statistic: differences and multiples of it remain float32.
+# The largest statistic, so that differences and multiples stay finite in float32.
 _LARGEST: Final = 1e30
 _QUANTILES: Final = (0.01, 0.99)
 
@@ -43,9 +43,9 @@ class Statistics:
 
     Attributes:
         mean: the mean of each number.
-        std: standard deviation of each.
-        low: the hundredth part of the rows is below it.
-        high: the hundredth part of the rows is above it.
+        std: the standard deviation of each number.
+        low: the lower bound of each number, the 1 % quantile if computed by `of`.
+        high: the upper bound of each number, the 99 % quantile if computed by `of`.
     """
 
     mean: tuple[float, ...]
@@ -58,7 +58,7 @@ class Statistics:
         """Return the statistics of rows, [n, D].
 
         Raises:
-            ConfigError: there are none, or one of the numbers is NaN or infinite.
+            ConfigError: there are no rows, or a number is NaN or infinite.
         """
         rows = np.asarray(rows, np.float64)
         if not len(rows) or not np.isfinite(rows).all():
@@ -75,7 +75,7 @@ class Statistics:
         """Return statistics of which only mean and standard deviation are known, for `mean_std`.
 
         Raises:
-            ValueError: one of the two has more numbers, or one that cannot be.
+            ValueError: the lengths differ, or a number is invalid.
         """
         _check_columns(mean, std, "means", "standard deviations")
         if min(std, default=0) < 0:
@@ -88,7 +88,7 @@ class Statistics:
         """Return statistics of which only two bounds are known, for `quantile`.
 
         Raises:
-            ValueError: one of the two has more numbers, or one that cannot be.
+            ValueError: the lengths differ, or a number is invalid.
         """
         _check_columns(low, high, "lower", "upper bounds")
         wrong = next(((least, most) for least, most in zip(low, high, strict=True) if least > most), None)
@@ -101,14 +101,14 @@ class Statistics:
         return len(self.mean)
 
     def affine(self, scheme: Scheme, epsilon: float | None) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-        """Return what is subtracted, the scale that is divided by, both [D], and what is then subtracted.
+        """Return shift [D], scale [D] and offset of the normalization (x - shift) / scale - offset.
 
-        `mean_std` leads to mean 0 and std 1, `quantile` to -1 at `low` and 1 at `high`. Where a number hardly
-        varies, see `Normalization.epsilon`.
+        `mean_std` gives mean 0 and std 1, `quantile` maps `low` to -1 and `high` to 1. For numbers that hardly vary,
+        see `Normalization.epsilon`.
         """
         low, high = np.array(self.low), np.array(self.high)
         if epsilon is not None:
-            # From `low`, and not from the middle: a number that never varies is exactly -1.
+            # Relative to `low`, not the middle: a number that never varies becomes exactly -1.
             shift, scale = (
                 (np.array(self.mean), np.array(self.std) + epsilon)
                 if scheme == "mean_std"
@@ -124,17 +124,16 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """The way in which a policy's states and actions are normalized.
+    """The normalization of a policy's states and actions.
 
     Attributes:
         scheme: mean and standard deviation, or quantiles.
-        states: their statistics; None: they are taken as they are.
-        actions: their statistics; None: they are taken as they are.
-        epsilon: what is added to a deviation, or to the distance of two quantiles, before it is divided by: as the
-            library does that the statistics come from, whose policy learned what becomes of numbers that never vary.
-            None: such numbers are shifted alone.
-        action_scheme: the scheme of actions, where it is not that of states.
-        rows: how many rows of states the statistics cover, where each training step updates them; None: none does.
+        states: the statistics of states; None: states are not normalized.
+        actions: the statistics of actions; None: actions are not normalized.
+        epsilon: the addition to a std, or to the distance of two quantiles, before the division, as in the library that
+            the statistics come from. None: numbers that hardly vary are only shifted.
+        action_scheme: the scheme of actions, if it differs from the one of states.
+        rows: the number of rows in running statistics of states; None: the statistics are fixed.
     """
 
     scheme: Scheme = "mean_std"
@@ -149,7 +148,7 @@ class Normalization:
         return self._normalized(states, self.states, self.scheme)
 
     def normalized_actions(self, actions: ArrayOrTensor) -> ArrayOrTensor:
-        """Return actions [..., A] of an environment as the policy learns them."""
+        """Return an environment's actions [..., A], normalized for the policy."""
         return self._normalized(actions, self.actions, self.action_scheme or self.scheme)
 
     def actions_of(self, normalized: ArrayOrTensor) -> ArrayOrTensor:
@@ -163,7 +162,7 @@ class Normalization:
         """Check the number of dimensions of the statistics.
 
         Raises:
-            ConfigError: they are of other states or actions, those of another environment.
+            ConfigError: the statistics have other sizes, as those of another environment.
         """
         for name, statistics, needed in (("states", self.states, state_size), ("actions", self.actions, action_size)):
             if statistics is not None and len(statistics) != needed:
@@ -181,7 +180,7 @@ class Normalization:
         """Return the statistics that `save` wrote into a folder; None if there is no such file.
 
         Raises:
-            ConfigError: the file is not one of `save`.
+            ConfigError: `save` did not write the file.
         """
         path = folder / STATISTICS
         if not path.is_file():
@@ -197,10 +196,10 @@ class Normalization:
 
     @classmethod
     def of_data(cls, data: dict[str, Any]) -> Normalization:
-        """Return the normalization of plain data, as `dataclasses.asdict` makes them.
+        """Return the normalization from plain data, as made by `dataclasses.asdict`.
 
         Raises:
-            ValueError, TypeError, KeyError: they are not that.
+            ValueError, TypeError, KeyError: the data are something else.
         """
         of_actions = data.get("action_scheme")
         for scheme in (data["scheme"], of_actions or data["scheme"]):
@@ -224,7 +223,7 @@ class Normalization:
 
     def _data(self) -> dict[str, Any]:
         data = asdict(self)
-        # Without what earlier versions did not write, and made no digests of.
+        # Fields that earlier versions did not write stay out, so that digests remain equal.
         return {name: value for name, value in data.items() if value is not None or name in ("states", "actions")}
 
     def _normalized(self, values: ArrayOrTensor, statistics: Statistics | None, scheme: Scheme) -> ArrayOrTensor:
@@ -255,7 +254,6 @@ def _check_columns(first: Sequence[Any], second: Sequence[Any], name: str, other
 
 
 def _like(values: NDArray[np.float32], other: Array | Tensor) -> Any:
-    """Return numbers as an array or a tensor, as `other` is."""
     if isinstance(other, Tensor):
         return torch.from_numpy(values).to(other.device)  # pyright: ignore[reportUnknownMemberType]
     return values

@@ -5,7 +5,7 @@
     normalization.json     statistics, where it was trained on normalized numbers
     backbone/              architecture and tokenizer of a vision-language model, where there is one
 
-`actor.model.model_path` names such a folder to begin with its weights.
+`actor.model.model_path` names such a folder to start from its weights.
 """
 
 # safetensors has few types.
@@ -51,8 +51,8 @@ def is_policy_folder(folder: str) -> bool:
 
 
 def backbone_of(model_path: str | None) -> tuple[str | None, bool]:
-    """Return the folder with the architecture and the tokenizer of a policy, None of one that is built, and whether
-    `save_policy` wrote it: its weights follow, with its value head.
+    """Return the folder with the architecture and the tokenizer of a policy (None for a newly built one), and whether
+    `save_policy` wrote it, so that all weights are loaded later, including the value head.
     """
     if model_path is None or not is_policy_folder(model_path):
         return model_path, False
@@ -63,7 +63,7 @@ def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
     """Return the statistics in a folder, if any, for the states and actions of an environment.
 
     Raises:
-        ConfigError: they are broken, or of another environment.
+        ConfigError: the statistics are broken, or of another environment.
     """
     if not folder:
         return Normalization()
@@ -74,12 +74,12 @@ def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
 
 
 def _check_statistics(folder: Path, normalization: Normalization) -> None:
-    """Refuse statistics that are not those which the policy was saved with.
+    """Refuse statistics other than those that the policy was saved with.
 
     Raises:
-        ConfigError: they are missing, or others.
+        ConfigError: the statistics are missing, or different.
     """
-    # An earlier version did not write it down; other damage is reported with the weights.
+    # An earlier version wrote no digest; other damage is reported with the weights.
     if read_object(folder / DESCRIPTION).get("statistics") in (None, normalization.digest()):
         return
     is_missing = normalization == Normalization()
@@ -102,11 +102,11 @@ def save_policy(
     """Write a policy folder atomically, replacing an existing one.
 
     Args:
-        policy: what is written.
-        config: the section `actor.model` that it was made by.
+        policy: the policy to write.
+        config: the section `actor.model` that it was made from.
         spec: the spec of its environment.
         folder: the folder to write.
-        weights: the weights in one piece, where the policy has shards of them; None: its own.
+        weights: the full weights, if the policy holds shards; None: its own.
     """
     from safetensors.torch import save_file
 
@@ -114,7 +114,7 @@ def save_policy(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     own: Mapping[str, Tensor] = policy.state_dict() if weights is None else weights
-    # A tensor that two layers share is written for each.
+    # A tensor that two layers share is written under both names.
     save_file({name: weight.detach().cpu().clone().contiguous() for name, weight in own.items()}, aside / WEIGHTS)
     write_description(aside, config, spec, policy.normalization)
     if policy.normalization != Normalization():
@@ -143,7 +143,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     """Return the section `actor.model` as plain data, and the spec, of `policy.json` in a folder.
 
     Raises:
-        ConfigError: there is none, or it cannot be understood.
+        ConfigError: the file is missing, or cannot be parsed.
     """
     file = folder / DESCRIPTION
     try:
@@ -178,7 +178,7 @@ def _spec(described: dict[str, Any]) -> EnvSpec:
     """Return the sizes of observations and actions of a policy.
 
     Raises:
-        ValueError: one is missing, unknown or of another type.
+        ValueError: a field is missing, unknown or of another type.
     """
     unknown = described.keys() - {field.name for field in fields(EnvSpec)}
     if unknown:
@@ -193,7 +193,7 @@ def load_weights(policy: BasePolicy, folder: str) -> None:
     """Load the weights in a folder of `save_policy` into a policy.
 
     Raises:
-        ConfigError: they cannot be read, or are of another policy.
+        ConfigError: the weights cannot be read, or are of another policy.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -245,16 +245,16 @@ def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, 
 
     Args:
         policy: takes the weights.
-        model: the section `actor.model` that it was made by.
+        model: the section `actor.model` that it was made from.
         spec: the spec of the environment that it acts in.
         checkpoint: a folder `global_step_N` that this node sees.
 
     Raises:
-        CheckpointError: it cannot be read, is damaged, or is of another model.
+        CheckpointError: the checkpoint cannot be read, is damaged, or is of another model.
         ConfigError: the statistics are missing, broken or of another environment.
     """
     if (Path(checkpoint) / MANIFEST).is_file():
-        # What is read here, and not a replay buffer beside it, which may be much larger.
+        # Only the files that are read here, not a replay buffer beside them, which may be much larger.
         verify_files(Path(checkpoint), within=(f"{ACTOR}/", STATISTICS, DESCRIPTION))
     fault = fault_of_fit(Path(checkpoint), model, spec)
     if fault is not None:

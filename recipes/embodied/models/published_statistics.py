@@ -1,6 +1,6 @@
 """Statistics of states and actions in the folders that lerobot, openpi, transformers and OpenVLA write."""
 
-# safetensors has few types.
+# safetensors is largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
-# What wrote a folder: it decides about statistics, pictures and prompts.
+# The library that wrote a folder, which determines statistics, images and prompts.
 Layout = Literal["transformers", "lerobot", "openpi", "openvla"]
 _PIPELINE: Final = "policy_preprocessor.json"
 _OPENPI: Final = "norm_stats.json"
 _PROCESSOR: Final = "processor_config.json"
 _OPENVLA: Final = "dataset_statistics.json"
-# lerobot's modes, as the scheme and the names of the lower and the upper bound; those without bounds are by moments.
+# lerobot's modes: the scheme, and the names of the lower and the upper bound; modes without bounds use mean and std.
 _MODES: Final[Mapping[str, tuple[Scheme, str, str]]] = {
     "MEAN_STD": ("mean_std", "", ""),
     "MIN_MAX": ("quantile", "min", "max"),
     "QUANTILES": ("quantile", "q01", "q99"),
     "QUANTILE10": ("quantile", "q10", "q90"),
 }
-# What each library adds to what it divides by.
+# The addition to divisors in each library.
 _EPSILONS: Final[Mapping[Layout, float]] = {"lerobot": 1e-8, "openpi": 1e-6, "transformers": 1e-8, "openvla": 1e-8}
 _READ: Final = (OSError, ValueError, TypeError, AttributeError, LookupError)
 
@@ -60,18 +60,18 @@ def load_statistics(
     scheme: Scheme = "mean_std",
     data_set: str | None = None,
 ) -> Normalization:
-    """Return the statistics of a published policy, or of a folder of `save_policy`; only for shapes, none.
+    """Return the statistics of a published policy, or of a folder of `save_policy`; none if only shapes are needed.
 
     Args:
         folder: the folder of the policy; None without one.
         wanted: `actor.model.options.statistics`: `folder`, `none`, or the file of openpi's statistics in the folder.
-        layout: what wrote the folder.
+        layout: the library that wrote the folder.
         spec: the spec of the environment.
-        scheme: which openpi applies to a policy of this kind; its files do not say.
+        scheme: the scheme that openpi applies to this kind of policy, which its files do not record.
         data_set: the name of OpenVLA's data set; None: the only one.
 
     Raises:
-        ConfigError: there are none, they cannot be read, or are of another environment.
+        ConfigError: the statistics are missing, cannot be read, or are of another environment.
     """
     if not folder or is_policy_folder(folder):
         return load_normalization(folder, spec)
@@ -87,13 +87,18 @@ def load_statistics(
             kept = _lerobot(Path(folder)) if layout == "lerobot" else _transformers(Path(folder))
     except _READ as error:
         raise ConfigError(
-            f"the statistics in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
+            f"the statistics in `{folder}` cannot be read",
+            why=f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else first_line(error),
+            help="copy the folder again",
         ) from None
     if not any(kept) and layout == "lerobot" and _is_plain(Path(folder)):
         return Normalization()
-    if not any(kept):
+    needed = {"states": kept[0]} if spec.state_size and layout != "openvla" else {}
+    lacks = [name for name, numbers in {**needed, "actions": kept[1]}.items() if numbers is None]
+    # The modes of lerobot say what is not normalized, and so has no statistics.
+    if lacks and (from_file or layout != "lerobot" or not any(kept)):
         raise ConfigError(
-            f"`{folder}` has no statistics of states and actions",
+            f"`{folder}` has no statistics of {' and '.join(lacks)}",
             why=f"a policy of {layout} learns normalized numbers, and acts at random on others: there is no"
             f" {_files_of(layout)} with them",
             help="copy the complete folder; or, where demonstrations bring statistics or none were used, write"
@@ -124,7 +129,7 @@ def _joined(states: _Numbers | None, actions: _Numbers | None, epsilon: float) -
 
 
 def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
-    """Return what lerobot's step of normalization keeps, by the modes that it says."""
+    """Return the statistics in lerobot's normalization step, according to its modes."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -146,7 +151,7 @@ def _lerobot(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
 
 
 def _lerobot_step(folder: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Return lerobot's step of normalization, empty where there is none, and its modes."""
+    """Return lerobot's normalization step (empty if there is none) and its modes."""
     pipeline = folder / _PIPELINE
     steps: list[Any] = load_json_object(read_bounded(pipeline))["steps"] if pipeline.is_file() else []
     none: dict[str, Any] = {}
@@ -155,13 +160,13 @@ def _lerobot_step(folder: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Return whether a policy of lerobot takes states and actions as they are, as its folder says."""
+    """Return whether the folder of a lerobot policy declares states and actions unnormalized."""
     modes = _lerobot_step(folder)[1]
     return all(modes.get(kind) == "IDENTITY" for kind in ("STATE", "ACTION"))
 
 
 def _mapping(folder: Path) -> Mapping[str, str]:
-    """Return the modes in lerobot's `config.json`; by moments where it says none."""
+    """Return the modes in lerobot's `config.json`; mean and std if it has none."""
     about = load_json_object(read_bounded(folder / "config.json"), non_finite=True)
     return about.get("normalization_mapping") or {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
 
@@ -181,7 +186,7 @@ def _lerobot_numbers(columns: Mapping[str, list[float]], name: str, mode: str) -
 
 
 def _openpi(folder: Path, file: str | None, scheme: Scheme, spec: EnvSpec) -> tuple[_Numbers | None, _Numbers | None]:
-    """Return the statistics of openpi, cut to what the environment has: openpi pads numbers with 0."""
+    """Return openpi's statistics, cut to the environment's sizes: openpi pads numbers with 0."""
     files = [folder / file] if file else sorted(path for path in folder.rglob(_OPENPI) if path.is_file())
     if not files:
         return None, None
@@ -207,7 +212,7 @@ def _cut(about: Mapping[str, Any], size: int, scheme: Scheme) -> Statistics:
 
 
 def _transformers(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
-    """Return what transformers' processor of a pi0 keeps."""
+    """Return the statistics in transformers' processor of a pi0."""
     file = folder / _PROCESSOR
     if not file.is_file():
         return None, None
@@ -223,8 +228,8 @@ def _transformers(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
 
 
 def _openvla(folder: Path, data_set: str | None) -> _Numbers:
-    """Return OpenVLA's quantiles of actions: the hundredth and the 99 hundredth become -1 and 1, and numbers that its
-    `mask` leaves out remain as they are.
+    """Return OpenVLA's quantiles of actions: the 1 % and 99 % quantiles become -1 and 1; numbers outside its `mask`
+    stay unchanged.
     """
     file = folder / _OPENVLA
     about: dict[str, Any] = (
@@ -244,7 +249,10 @@ def _openvla(folder: Path, data_set: str | None) -> _Numbers:
         )
     of_actions = about[chosen]["action"]
     low, high = list(of_actions["q01"]), list(of_actions["q99"])
-    for index, is_scaled in enumerate(of_actions.get("mask") or [True] * len(low)):
+    mask = of_actions.get("mask") or [True] * len(low)
+    if len(mask) != len(low):
+        raise ValueError(f"`mask` has {len(mask)} entries for {len(low)} numbers")
+    for index, is_scaled in enumerate(mask):
         if not is_scaled:
             low[index], high[index] = -1.0, 1.0
     return _Numbers("quantile", Statistics.of_bounds(low, high))

@@ -40,21 +40,21 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
 )
 register_model = _MODELS.register
 
-# What each module has by torch.
+# The attributes of every torch module.
 _OF_TORCH: Final = frozenset(vars(nn.Module()))
 
 
 def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
-    """Return a policy in fp32 on the CPU: with the weights of the folder `model_path`, or with fresh ones.
+    """Return a policy in fp32 on the CPU, with the weights of the folder `model_path` or with new ones.
 
-    Within `torch.device("meta")` it has the shapes of these weights, and nothing is loaded.
+    Within `torch.device("meta")` it has only the shapes of these weights, and nothing is loaded.
 
     Args:
         config: the section `actor.model`.
         spec: the spec of the environment that it acts in.
 
     Raises:
-        ConfigError: there is no such model, or it does not fit the environment.
+        ConfigError: the model does not exist, or does not fit the environment.
     """
     if config.model_path is not None:
         ensure_here(config.model_path)
@@ -83,7 +83,7 @@ def built_policy(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     """Return a policy as its constructor makes it, without the weights of a folder of `save_policy`; see `make_model`.
 
     Raises:
-        ConfigError: there is no such model, or it does not fit the environment.
+        ConfigError: the model does not exist, or does not fit the environment.
     """
     class_ = _MODELS.get(config.model_type)
     refuse_unknown_options(config.options, {"model_type": config.model_type}, "actor.model.options")
@@ -95,7 +95,7 @@ def built_policy(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
 
 
 def _check_parts(policy: BasePolicy) -> None:
-    """Refuse parts that torch does not count as the policy's: they would be neither trained, sent nor saved.
+    """Refuse parts that torch does not register, which would be neither trained, sent nor saved.
 
     Raises:
         ConfigError: weights without a size, modules or weights in a list or dictionary, or a tensor with a gradient.
@@ -120,7 +120,8 @@ def _check_parts(policy: BasePolicy) -> None:
                     why="they would be neither trained, sent to rollout workers nor saved",
                     help="make it an `nn.ModuleList`, `nn.ModuleDict`, `nn.Sequential` or `nn.ParameterList`",
                 )
-            if isinstance(value, Tensor) and value.requires_grad and id(value) not in known:
+            # A tensor computed from parameters, as by `weight_norm`, is trained by them.
+            if isinstance(value, Tensor) and value.requires_grad and value.is_leaf and id(value) not in known:
                 raise ConfigError(
                     f"{where} is a tensor with a gradient, and no parameter",
                     why="it would be neither trained, sent to rollout workers nor saved",
@@ -135,7 +136,7 @@ def _items(value: object) -> Iterable[object]:
 
 
 def _trains(part: object) -> bool:
-    """Return whether a part has weights that train: one that is hidden on purpose, such as a teacher, is frozen."""
+    """Return whether a part has trainable weights: a part hidden on purpose, such as a teacher, is frozen."""
     if isinstance(part, nn.Module):
         return any(weight.requires_grad for weight in part.parameters())
     return isinstance(part, nn.Parameter) and part.requires_grad
@@ -145,7 +146,7 @@ def _freeze(policy: BasePolicy, patterns: Sequence[str]) -> None:
     """Freeze all weights whose names match no pattern.
 
     Raises:
-        ConfigError: a pattern matches none.
+        ConfigError: a pattern matches no weight.
     """
     names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
     for pattern in patterns:

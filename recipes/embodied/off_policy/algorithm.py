@@ -1,6 +1,6 @@
-"""The common part of algorithms that learn from a replay buffer, and the lookup of the one that a job learns by.
+"""The common part of algorithms that learn from a replay buffer, and the lookup of a job's algorithm.
 
-A job's file is checked by these classes, too: torch is imported where they compute.
+These classes also check job files, so that torch is imported only where they compute.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from recipes.embodied.config.off_policy_settings import (
     off_policy_of,
 )
 from recipes.sections.checks import Report, blame
+from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class TransitionTensors:
     def of(
         cls, batch: ReplayBatch, prepare: Callable[[Observation], Inputs], device: torch.device
     ) -> TransitionTensors:
-        """Return a batch on a device, its observations as `prepare` makes them."""
+        """Return a batch on a device, with observations converted by `prepare`."""
         import torch
 
         def moved(array: Array) -> Tensor:
@@ -78,18 +79,21 @@ class TransitionTensors:
 
 
 class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
-    """An algorithm that learns from a replay buffer: its keys, its demands on a job, and its updates.
+    """An algorithm that learns from a replay buffer: its keys, its requirements on a job, and its updates.
 
-    As a class it answers for the job's file. An instance takes updates of critics and policy, together with those of
-    other ranks. Random numbers come from torch's own generator, which the caller seeds.
+    Class methods check a job's file. An instance takes updates of critics and policy, together with other ranks. Random
+    numbers come from torch's own generator, which the caller seeds.
 
     Args:
         settings: the section `algorithm`.
         policy: a `SquashedPolicy` with its optimizer.
-        critics: those of `make_critics`, by name, with their optimizers.
-        lr: the learning rate of what an algorithm learns besides them.
-        clip_grad: largest norm of a gradient; 0: any.
-        skip_nonfinite: leave updates with a NaN or an infinity out, instead of raising.
+        critics: the critics of `make_critics`, by name, with their optimizers.
+        lr: the learning rate of any further parameters of an algorithm.
+        clip_grad: largest norm of the gradient; 0: no limit.
+        skip_nonfinite: skip updates with a NaN or an infinity instead of raising.
+
+    Raises:
+        ConfigError: the policy's image encoder is frozen, which the critics train.
 
     Attributes:
         updates: the number of updates of the critics since the beginning.
@@ -113,14 +117,21 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         self.settings, self.lr, self.strategy = settings, lr, policy.strategy
         self.policy = trained(policy, SquashedPolicy)
         self.critics = trained(critics[CRITIC], Critics)
-        # The critics' loss alone trains the encoder of images, as in SAC-AE (arXiv 1910.01741). Target critics take its
-        # features, too, as in DrQ-v2 (arXiv 2107.09645). The policy acts by a copy.
+        # Only the critics' loss trains the image encoder, as in SAC-AE (arXiv 1910.01741). Target critics use its
+        # features, too, as in DrQ-v2 (arXiv 2107.09645). The policy acts with a copy.
         self._encoder = tuple(list(module.features.parameters()) for module in (self.policy, self.critics))
-        # A policy that was loaded knows how to see.
+        if not all(weight.requires_grad for weight in self._encoder[0]):
+            raise ConfigError(
+                f"`loss_type: {settings.loss_type}` trains the image encoder `features` of the policy with the critics",
+                where="actor.model.trainable",
+                why="no pattern matches its weights, which would be trained nevertheless",
+                help="add `features.*`",
+            )
+        # A loaded policy has a trained encoder.
         copy_weights(*reversed(self._encoder))
         self.target_critics = frozen_copy(self.critics) if self.uses_target_critics else None
         self.target_policy = frozen_copy(self.policy) if self.uses_target_policy else None
-        # Cached for every update: a module collects its weights again on each call.
+        # Cached for all updates, since a module collects its weights anew on each call.
         self._judging = [weight for state in critics.values() for weight in state.policy.parameters()]
         self._followers: list[tuple[list[Tensor], list[Tensor]]] = [
             (list(target.parameters()), list(module.parameters()))
@@ -133,7 +144,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         }
         self.updates = 0
 
-    # What the losses of an algorithm are
+    # The losses of an algorithm
 
     @abstractmethod
     def critic_loss(self, batch: TransitionTensors) -> Loss:
@@ -141,13 +152,13 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
 
     @abstractmethod
     def policy_loss(self, batch: TransitionTensors) -> Loss:
-        """Return the loss of the policy; of critics no weights get gradients. Inputs have the features of images."""
+        """Return the loss of the policy, without gradients for critics' weights. Inputs contain features of images."""
 
-    # What a job's file is asked, and what is made of it
+    # Checks of a job's file, and the critics for it
 
     @classmethod
     def check(cls, config: EmbodiedConfig, report: Report) -> None:
-        """Report settings of a job that it cannot learn with."""
+        """Report settings of a job that prevent learning."""
         cls.check_policy(config, report)
 
     @classmethod
@@ -185,12 +196,12 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
 
     @classmethod
     def learned_part(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> slice:
-        """Return which numbers of a drawn action the critics learn from, of which the policy chooses `action_size`."""
+        """Return the part of a drawn action that the critics learn from; the policy chooses `action_size` numbers."""
         return slice(action_size)
 
     @classmethod
     def make_critics(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> dict[str, Critics]:
-        """Return new critics of what a policy draws, by the names of their weights in a checkpoint."""
+        """Return new critics of a policy's draws, by the names of their weights in a checkpoint."""
         return {CRITIC: cls.new_critics(config, spec, action_size)}
 
     @classmethod
@@ -214,7 +225,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
     # Updates
 
     def normalize(self, normalization: Normalization) -> None:
-        """Normalize states of policy and critics, targets included, in this way from now on."""
+        """Set the normalization of states for policy and critics, including targets."""
         self.policy.normalization = normalization
         for critics in (self.critics, self.target_critics):
             if critics is not None:
@@ -223,7 +234,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
             self.target_policy.normalization = normalization
 
     def prepare(self, observations: Observation) -> Inputs:
-        """Return observations of a replay buffer as the policy and the critics take them."""
+        """Convert observations of a replay buffer to inputs of the policy and the critics."""
         return self.policy.prepare(observations)
 
     def update(self, batch: TransitionTensors, step: int, figures: Figures, critic_figures: Figures) -> None:
@@ -232,8 +243,8 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         Args:
             batch: the batch of this rank.
             step: the training step, for messages.
-            figures: get the metrics of the policy.
-            critic_figures: get those of the critics.
+            figures: receives the metrics of the policy.
+            critic_figures: receives the metrics of the critics.
 
         Raises:
             NonFiniteError: a loss or a gradient is not finite.
@@ -247,7 +258,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         if updates_policy:
             self.update_policy(batch, step, figures)
         if updates_policy or not self.uses_target_policy:
-            # Where the policy has a target, too, all of them wait for it.
+            # If the policy has a target, too, all targets wait for its update.
             for targets, weights in self._followers:
                 move_toward(targets, weights, self.settings.target_rate)
 
@@ -287,7 +298,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `state` returned."""
+        """Restore the state that `state` returned."""
         from recipes.training.tensor_files import below
 
         for name, target in self._targets().items():
@@ -307,24 +318,24 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
 
 
 class BootstrappedAlgorithm(OffPolicyAlgorithm[Bootstrapped]):
-    """An algorithm whose critics learn from rewards and the least value of the action that comes next."""
+    """An algorithm whose critics learn from rewards and the least value of the next action."""
 
     @classmethod
     def check(cls, config: EmbodiedConfig, report: Report) -> None:
-        """See `OffPolicyAlgorithm`: and more critics in a target than there are."""
+        """See `OffPolicyAlgorithm`; also report a target with more critics than exist."""
         super().check(config, report)
         settings, at = config.algorithm, ("algorithm",)
-        if isinstance(settings, BootstrappedSettings) and settings.critics_in_target > settings.critics:
+        if isinstance(settings, BootstrappedSettings) and settings.options.critics_in_target > settings.critics:
             report(
-                blame(config, (*at, "critics_in_target"), (*at, "critics")),
+                blame(config, (*at, "options", "critics_in_target"), (*at, "critics")),
                 "conflicting-settings",
-                f"`critics_in_target: {settings.critics_in_target}` exceeds `critics: {settings.critics}`",
+                f"`critics_in_target: {settings.options.critics_in_target}` exceeds `critics: {settings.critics}`",
                 f"write at most {settings.critics}",
             )
 
     @abstractmethod
     def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return the next actions [n, A], and their log-probabilities [n] where entropy counts."""
+        """Return the next actions [n, A], and their log-probabilities [n] if entropy counts."""
 
     def critic_loss(self, batch: TransitionTensors) -> Loss:
         """See `OffPolicyAlgorithm`: the squared errors against the target critics."""
@@ -338,14 +349,14 @@ class BootstrappedAlgorithm(OffPolicyAlgorithm[Bootstrapped]):
         return self.regression(batch, self.critics(batch.inputs, batch.actions), values, logprobs)
 
     def regression(self, batch: TransitionTensors, values: Tensor, following: Tensor, logprobs: Tensor | None) -> Loss:
-        """Return the loss of values [E, n], given those of the actions that come next and the latter's entropy."""
+        """Return the loss of values [E, n], given the values and log-probabilities of the next actions."""
         import torch
 
         from recipes.embodied.off_policy.losses import bootstrapped_targets, ensemble_loss
 
-        if self.settings.critics_in_target < len(following):
-            chosen = torch.randperm(len(following), device=following.device)[: self.settings.critics_in_target]
-            following = following[chosen]
+        drawn = self.settings.options.critics_in_target
+        if drawn < len(following):
+            following = following[torch.randperm(len(following), device=following.device)[:drawn]]
         targets = bootstrapped_targets(batch.rewards, batch.discounts, following, logprobs, self.entropy_weight())
         return ensemble_loss(values, targets)
 
@@ -358,7 +369,7 @@ def trained(state: TrainingState, kind: type[Kind]) -> Kind:
     """Return the module that a state trains.
 
     Raises:
-        TypeError: it is of another kind.
+        TypeError: the module is of another kind.
     """
     if not isinstance(state.policy, kind):
         raise TypeError(f"off-policy learning needs a {kind.__name__}, not a {type(state.policy).__name__}")
@@ -369,6 +380,6 @@ def algorithm_of(section: LearningConfig) -> type[OffPolicyAlgorithm[Any]]:
     """Return the algorithm that the section `algorithm` names.
 
     Raises:
-        TypeError: it learns on-policy.
+        TypeError: the job learns on-policy.
     """
     return cast("type[OffPolicyAlgorithm[Any]]", method_of(section))

@@ -1,7 +1,7 @@
 """CrossQ, critics without target networks: Bhatt et al. 2019 (arXiv 1902.05605).
 
-`critic_norm: batch` makes SAC CrossQ, and the other algorithms with a next action learn by such critics, too. The batch
-renormalization of the policy is not built.
+`critic_norm: batch` turns SAC into CrossQ, and also gives such critics to the other algorithms with a next action. The
+batch renormalization of the policy is not implemented.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JointCritics(BootstrappedAlgorithm[Bootstrapped]):
-    """Critics that normalize present and next actions in one batch."""
+    """Critics that normalize current and next actions in one batch."""
 
     uses_target_critics = False
 

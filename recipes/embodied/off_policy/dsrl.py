@@ -1,9 +1,8 @@
-"""DSRL, which steers a frozen policy by the noise that it begins with.
+"""DSRL, which steers a frozen policy by its initial noise.
 
 Wagenmaker et al. 2025, "Steering your diffusion policy with latent space reinforcement learning" (arXiv 2506.15799):
-SAC on noise (DSRL-SAC), or noise aliasing (section 4.3, DSRL-NA), where values of the actions that noise leads to are
-learned, and values of noise from those: different noise may lead to the same actions, so that what was learned of one
-is known of all.
+SAC on noise (DSRL-SAC), or noise aliasing (section 4.3, DSRL-NA), which learns values of the resulting actions, and
+from these values of noise: different noise may give the same actions, whose value is then learned only once.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import Field
 
 from recipes.embodied.config.algorithm_config import LossName
+from recipes.embodied.config.off_policy_settings import OF_ALGORITHM
 from recipes.embodied.off_policy.algorithm import CRITIC, LOSS, TransitionTensors, trained
-from recipes.embodied.off_policy.sac import Sac, SacSettings, reduced
+from recipes.embodied.off_policy.sac import Sac, SacOptions, SacSettings, reduced
 from recipes.sections.checks import Report, blame
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
     from recipes.training.updater import Figures
     from rlinf_core import Loss
 
-# The weights of critics of noise in a checkpoint.
+# The name of the weights of critics of noise in a checkpoint.
 NOISE_CRITIC: Final = "noise_critic"
-# By flow matching or diffusion, whose noise can be chosen; and those that read an instruction.
+# Policies by flow matching or diffusion, whose noise can be chosen; and those that read an instruction.
 _STEERABLE: Final = ("flow_policy", "pi0", "pi05", "smolvla", "lerobot")
 _READERS: Final = ("pi0", "pi05", "smolvla")
 _FOLDER: Final[Path] = ("actor", "model", "model_path")
 
 
-class DsrlSettings(SacSettings):
-    """The keys of DSRL."""
+class DsrlOptions(SacOptions):
+    """Options of DSRL."""
 
-    loss_type: LossName = "dsrl"
     noise_aliasing: Bool = Field(
         default=False,
         description="Learn values of actions, and of noise from those (DSRL-NA): fewer steps,"
@@ -54,8 +53,15 @@ class DsrlSettings(SacSettings):
     )
 
 
+class DsrlSettings(SacSettings):
+    """The keys of DSRL."""
+
+    loss_type: LossName = "dsrl"
+    options: DsrlOptions = Field(default_factory=DsrlOptions, description=OF_ALGORITHM)
+
+
 class Dsrl(Sac[DsrlSettings]):
-    """DSRL. With noise aliasing there are critics of actions [n, C * A], and others of noise [n, W]."""
+    """DSRL. With noise aliasing there are critics of actions [n, C * A], and separate ones of noise [n, W]."""
 
     settings_model = DsrlSettings
     policy_type = "steered_policy"
@@ -75,7 +81,7 @@ class Dsrl(Sac[DsrlSettings]):
 
     @classmethod
     def learned_part(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> slice:
-        """See `OffPolicyAlgorithm`: the noise, or the actions, which come after it."""
+        """See `OffPolicyAlgorithm`: the noise, or the actions that follow it."""
         if not _aliases(config):
             return slice(action_size)
         return slice(action_size, action_size + config.actor.model.num_action_chunks * spec.action_size)
@@ -89,7 +95,7 @@ class Dsrl(Sac[DsrlSettings]):
         return {name: cls.new_critics(config, spec, size) for name, size in sizes.items()}
 
     def prepare(self, observations: Observation) -> Inputs:
-        """See `OffPolicyAlgorithm`: with noise aliasing also what the frozen policy makes of them."""
+        """See `OffPolicyAlgorithm`: with noise aliasing, also the inputs of the frozen policy."""
         from recipes.embodied.models.base_policy import BasePolicy
 
         if self._noise_critics is not None:
@@ -101,7 +107,7 @@ class Dsrl(Sac[DsrlSettings]):
         return noise if self._noise_critics is None else self.policy.carried_out(inputs, noise), logprobs
 
     def update_critics(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
-        """See `OffPolicyAlgorithm`; critics of noise learn from those of actions, at noise drawn anew."""
+        """See `OffPolicyAlgorithm`; critics of noise learn from those of actions, at newly drawn noise."""
         import torch
 
         from recipes.embodied.off_policy.losses import ensemble_loss
@@ -115,10 +121,10 @@ class Dsrl(Sac[DsrlSettings]):
         with torch.no_grad():
             inputs = self.critics.encoded(batch.inputs)
             values = self.critics(inputs, self.policy.carried_out(inputs, noise))
-        targets = reduced(values, self.settings.policy_values)
+        targets = reduced(values, self.settings.options.policy_values)
 
         def loss(part: TransitionTensors) -> Loss:
-            # They see what the critics of actions do, whose encoder is not theirs to train.
+            # They share the encoder of the critics of actions, and do not train it.
             of_noise = ensemble_loss(critics(part.inputs, noise), targets)
             return Loss(of_noise.loss, {"critic/noise_loss": of_noise.loss.detach()})
 
@@ -129,7 +135,7 @@ class Dsrl(Sac[DsrlSettings]):
 
     @classmethod
     def check_policy(cls, config: EmbodiedConfig, report: Report) -> None:
-        """See `OffPolicyAlgorithm`: a policy whose noise can be chosen, and steps of which the noise is known."""
+        """See `OffPolicyAlgorithm`; also requires a policy with selectable noise, and steps whose noise is known."""
         model = config.actor.model
         if model.model_type != cls.policy_type:
             report(
@@ -147,7 +153,7 @@ class Dsrl(Sac[DsrlSettings]):
 
 def _aliases(config: EmbodiedConfig) -> bool:
     settings = config.algorithm
-    return isinstance(settings, DsrlSettings) and settings.noise_aliasing
+    return isinstance(settings, DsrlSettings) and settings.options.noise_aliasing
 
 
 def _check_sources(config: EmbodiedConfig, report: Report) -> None:
@@ -174,7 +180,7 @@ def _check_frozen(config: EmbodiedConfig, report: Report) -> None:
     except ConfigError as error:
         report(_FOLDER, "missing-key" if model.model_path is None else "bad-value", error.message, error.help or "")
         return
-    # A folder that says nothing is on another machine, or `folder_facts` reports it.
+    # A folder without settings is on another machine, or `folder_facts` reports it.
     said = "model_type" in frozen.model_fields_set
     if said and frozen.model_type not in _STEERABLE and ":" not in frozen.model_type:
         report(
@@ -190,7 +196,7 @@ def _check_frozen(config: EmbodiedConfig, report: Report) -> None:
         _check_sampler(frozen, report)
     if _aliases(config) and (frozen.model_type in _READERS or observed_steps(frozen) > 1):
         report(
-            ("algorithm", "noise_aliasing"),
+            ("algorithm", "options", "noise_aliasing"),
             "conflicting-settings",
             "`noise_aliasing` runs the frozen policy on observations of the replay buffer, which has no instructions"
             " and none of earlier steps",
@@ -200,7 +206,7 @@ def _check_frozen(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_sampler(frozen: EmbodiedModelConfig, report: Report) -> None:
-    """Report a policy of lerobot whose actions are no function of the noise that they begin with."""
+    """Report a policy of lerobot whose actions are no function of the initial noise."""
     from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT
     from recipes.embodied.models.folder_facts import SETTINGS, lerobot_type, read_object
 

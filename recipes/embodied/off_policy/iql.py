@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import Field
 
 from recipes.embodied.config.algorithm_config import LossName
-from recipes.embodied.config.off_policy_settings import OffPolicySettings
+from recipes.embodied.config.off_policy_settings import OF_ALGORITHM, OffPolicySettings
 from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm, TransitionTensors
+from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import PositiveFloat
 from rlinf_core.scalars import Float
 
@@ -18,17 +19,13 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base_policy import Inputs
     from rlinf_core import Loss
 
-# The largest weight of a recorded action, which is that of the authors' code.
+# The largest weight of a recorded action, as in the authors' code.
 _LARGEST_WEIGHT: Final = 100.0
 
 
-class IqlSettings(OffPolicySettings):
-    """The keys of IQL."""
+class IqlOptions(ConfigModel):
+    """Options of IQL."""
 
-    loss_type: LossName = "iql"
-    critic_norm: Literal["none", "layer"] = Field(
-        default="none", description="none; layer: layer normalization. `batch` has no target networks, which it needs."
-    )
     expectile: Annotated[Float, Field(gt=0, lt=1)] = Field(
         default=0.7,
         description="Expectile of recorded actions' values that a state's value is (tau).",
@@ -39,15 +36,25 @@ class IqlSettings(OffPolicySettings):
     )
 
 
+class IqlSettings(OffPolicySettings):
+    """The keys of IQL."""
+
+    loss_type: LossName = "iql"
+    critic_norm: Literal["none", "layer"] = Field(
+        default="none", description="none; layer: layer normalization. `batch` has no target networks, which it needs."
+    )
+    options: IqlOptions = Field(default_factory=IqlOptions, description=OF_ALGORITHM)
+
+
 class Iql(OffPolicyAlgorithm[IqlSettings]):
-    """IQL: no actions but recorded ones are ever judged, and critics have values of states, too."""
+    """IQL: only recorded actions are evaluated, and critics also have values of states."""
 
     settings_model = IqlSettings
     records_alone = True
     judges_states = True
 
     def critic_loss(self, batch: TransitionTensors) -> Loss:
-        """See `OffPolicyAlgorithm`: of states toward recorded actions, and of these by the states that follow."""
+        """See `OffPolicyAlgorithm`: of states, toward recorded actions, and of these, toward the next states."""
         import torch
 
         from recipes.embodied.off_policy.losses import bootstrapped_targets, ensemble_loss
@@ -60,7 +67,7 @@ class Iql(OffPolicyAlgorithm[IqlSettings]):
         inputs = self.critics.encoded(batch.inputs)
         values = self.critics(inputs, batch.actions)
         critics = ensemble_loss(values, targets)
-        states = expectile_loss(self.critics.of_states(inputs), recorded, self.settings.expectile)
+        states = expectile_loss(self.critics.of_states(inputs), recorded, self.settings.options.expectile)
         return Loss(critics.loss + states.loss, {**critics.metrics, **states.metrics})
 
     def policy_loss(self, batch: TransitionTensors) -> Loss:
@@ -69,10 +76,10 @@ class Iql(OffPolicyAlgorithm[IqlSettings]):
         chosen = self.policy(batch.inputs, batch.actions[:, None]).logprobs.sum(dim=(1, 2))
         with torch.no_grad():
             advantages = self._recorded_values(batch.inputs, batch.actions) - self.critics.of_states(batch.inputs)
-        return advantage_weighted_loss(chosen, advantages, self.settings.advantage_scale)
+        return advantage_weighted_loss(chosen, advantages, self.settings.options.advantage_scale)
 
     def _recorded_values(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """Return the least of what the target critics say of recorded actions, [n]."""
+        """Return the least value of recorded actions over the target critics, [n]."""
         critics = self.critics if self.target_critics is None else self.target_critics
         return critics(inputs, actions).amin(dim=0)
 
@@ -80,11 +87,11 @@ class Iql(OffPolicyAlgorithm[IqlSettings]):
 def expectile_loss(values: Tensor, targets: Tensor, expectile: float) -> Loss:
     """Return the mean of |expectile - (error < 0)| * error^2, with error = target - value (eq. 5).
 
-    Above 0.5 a value is near the larger ones of its targets, which are those of good actions.
+    Above 0.5, a value approaches the larger of its targets, those of good actions.
 
     Args:
         values: float [n], of observations, with gradients.
-        targets: float [n], of the recorded actions, without.
+        targets: float [n], of the recorded actions, without gradients.
         expectile: tau, from 0 to 1.
     """
     import torch
@@ -97,12 +104,12 @@ def expectile_loss(values: Tensor, targets: Tensor, expectile: float) -> Loss:
 
 
 def advantage_weighted_loss(logprobs: Tensor, advantages: Tensor, scale: float) -> Loss:
-    """Return minus the mean log-probability of recorded actions, each weighted by min(exp(scale * advantage), 100)
-    (eq. 7; the bound is that of the authors' code).
+    """Return minus the mean log-probability of recorded actions, each weighted by min(exp(scale * advantage), 100) (eq.
+    7; the bound is from the authors' code).
 
     Args:
         logprobs: float [n], of recorded actions, with gradients.
-        advantages: float [n], without.
+        advantages: float [n], without gradients.
         scale: beta.
     """
     from rlinf_core import Loss

@@ -1,7 +1,7 @@
-"""Parts of the losses and updates that several off-policy algorithms have.
+"""Parts of losses and updates that several off-policy algorithms share.
 
-Critics are an ensemble of E functions of an observation and an action; `values` [E, n] are what they say of n
-transitions. The minimum over some of an ensemble is that of REDQ, Chen et al. 2021 (arXiv 2101.05982).
+Critics are an ensemble of E functions of an observation and an action; `values` [E, n] are their outputs for n
+transitions. The minimum over a part of the ensemble is from REDQ, Chen et al. 2021 (arXiv 2101.05982).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def bootstrapped_targets(
 
     Args:
         rewards: float [n], over one step or several.
-        discounts: float [n], 0 where the task ended; an episode that was cut off has a next value.
-        next_values: float [E, n], of the critics that count, of the action chosen next.
-        next_logprobs: float [n], of that action; None: no entropy is added.
+        discounts: float [n], 0 where the task ended; a truncated episode has a next value.
+        next_values: float [E, n], of the chosen critics and the next action.
+        next_logprobs: float [n], of the next action; None: no entropy is added.
         temperature: the weight of the entropy.
 
     Returns:
@@ -73,7 +73,7 @@ def copy_weights(targets: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
 @torch.no_grad()
 def move_toward(targets: Sequence[Tensor], weights: Sequence[Tensor], rate: float) -> None:
     """Move target weights toward the current ones, in place: target += rate * (weight - target)."""
-    # One kernel for all of them; it is public in all but its name, and torch's own averaged models use it.
+    # One kernel for all tensors; despite its private name, torch's averaged models use it, too.
     torch._foreach_lerp_(list(targets), list(weights), rate)  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 
 
@@ -84,7 +84,7 @@ def frozen_copy(module: Module) -> Module:
 
 @contextmanager
 def without_gradients(weights: Sequence[Tensor]) -> Generator[None, None, None]:
-    """Disable gradients of some weights temporarily; gradients still flow through operations on them."""
+    """Disable gradients of some weights in this block; gradients still flow through operations on them."""
     for weight in weights:
         weight.requires_grad_(False)
     try:

@@ -18,7 +18,9 @@ from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_settings import (
     DEFAULT_BATCH,
     DEMONSTRATIONS,
+    DEMONSTRATIONS_SHARE,
     INTERVENTIONS,
+    INTERVENTIONS_SHARE,
     ONLINE,
     buffer_rows,
     off_policy_of,
@@ -54,13 +56,13 @@ from recipes.training.updater import SKIPPED, Figures
 from rlinf_core import CheckpointError
 from rlinf_core.process import pacing
 
-# In a checkpoint: the buffer of each rank, and what belongs to no rank besides weights and optimizers.
+# In a checkpoint: the folder of each rank's buffer, and the file of the state besides weights and optimizers.
 REPLAY: Final = "replay"
 _STATE: Final = "off_policy.safetensors"
 
 
 class OffPolicyActor(BaseActor[EmbodiedConfig]):
-    """Learns from transitions of earlier and present policies. Every rank has the buffer of its environments.
+    """Learns from transitions of earlier and current policies. Every rank has the buffer of its environments.
 
     A training step is one rollout, whose steps go into the buffer, and `update_to_data` updates for each of them.
     """
@@ -93,7 +95,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         if self._normalizes:
             check_running(policy)
             if self._config.data.train_data_paths:
-                # Read once more: their buffer has padded and shifted rows, and nobody needs them as they are later.
+                # Demonstrations are read again: their buffer has padded and shifted rows, and no later step needs them.
                 self._count(fitting_data(self._config.data, spec)[0].states)
         self._algorithm.normalize(self._policy.normalization)
         self._seen = 0
@@ -113,7 +115,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         }
         online, shares = buffers[ONLINE], dict[str, float]()
         if intervenes:
-            shares[INTERVENTIONS] = replay.interventions_share
+            shares[INTERVENTIONS] = INTERVENTIONS_SHARE
         self._recorder: SegmentWriter | None = None
         if replay.recording_path is not None:
             folder = Path(replay.recording_path) / str(self._rank)
@@ -124,17 +126,17 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             )
         if self._config.data.train_data_paths:
             buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec)
-            shares[DEMONSTRATIONS] = 1.0 if self._algorithm.records_alone else replay.demonstrations_share
+            shares[DEMONSTRATIONS] = 1.0 if self._algorithm.records_alone else DEMONSTRATIONS_SHARE
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
     def data_facts(self) -> DataFacts | None:
-        """Return the facts of the demonstrations, on the first rank; None where it learns from none."""
+        """Return the facts of the demonstrations, on the first rank; None without demonstrations."""
         if self._rank or not self._config.data.train_data_paths:
             return None
         return facts_of(*fitting_data(self._config.data, self._spec), self._config.data.cameras)
 
     def first_pictures(self) -> list[PicturesShown]:
-        """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""
+        """Return the first images of demonstrations, on the first rank; empty without demonstrations."""
         if self._rank or not self._config.data.train_data_paths:
             return []
         return first_pictures(*fitting_data(self._config.data, self._spec))
@@ -149,13 +151,13 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             attempt: see `trajectory_key`.
 
         Returns:
-            Versions between the weights that acted and those here.
+            The staleness: versions between the acting weights and those here.
         """
         config = self._config
         pieces = self._receive(step, attempt)
         staleness = self._state.version - min(piece.version for piece in pieces)
         if self._added == self._step:
-            # They came in an attempt before this one, in which another actor's share was missing.
+            # The pieces came in an earlier attempt, in which another actor's share was missing.
             return staleness
         self._carried_out = self._added_rows = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
@@ -169,13 +171,13 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
                 self._count(steps[BEFORE + STATES][steps["valid"]], shared=self._world_size > 1)
             if INTERVENTIONS in self._mixture.buffers:
                 self._helped += add_steps(self._mixture.buffers[INTERVENTIONS], intervened(steps))
-            # Rows that do not count are counted all the same, so that all ranks take equally many updates.
+            # Invalid rows are counted, too, so that all ranks take equally many updates.
             self._seen += steps["valid"].size * config.actor.model.num_action_chunks * self._routes.actors
         self._added = self._step
         return staleness
 
     def _count(self, states: NDArray[np.float32] | None, *, shared: bool = False) -> None:
-        """Count states [n, S] in the statistics that states are normalized by; `shared`: with those of other ranks."""
+        """Add states [n, S] to the statistics of normalization; `shared`: together with those of other ranks."""
         if states is None:
             return
         rows = torch.from_numpy(states)  # pyright: ignore[reportUnknownMemberType]
@@ -197,10 +199,10 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         }
 
     def run_training(self, step: int | None = None) -> dict[str, float]:
-        """Take the updates that the steps so far allow for.
+        """Take the updates that the steps so far allow.
 
         Args:
-            step: the training step, which the random numbers depend on; by default that of the last rollout.
+            step: the training step, on which random numbers depend; by default that of the last rollout.
 
         Returns:
             Metrics, means over all updates, by their full names.
@@ -223,7 +225,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         for _ in range(updates):
             with self.worker_timer("training/update", share):
                 if pacing.active is not None:
-                    # A rehearsal computes nothing, and takes its time.
+                    # A rehearsal takes the time of an update without computing it.
                     self._algorithm.updates += 1
                     continue
                 batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
@@ -275,8 +277,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             The version of the weights.
 
         Raises:
-            CheckpointError: it cannot be read, or is of another model.
-            ReplayError: the buffer is of other sizes.
+            CheckpointError: the checkpoint cannot be read, or is of another model.
+            ReplayError: the buffer has other sizes.
             NonFiniteError: a weight in it is NaN or infinite.
         """
         path = Path(folder)
@@ -296,7 +298,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._seen = int(arrays.pop("seen"))
         helped, files = _taken_from(arrays, f"{INTERVENTIONS}/"), path / REPLAY / str(self._rank)
         self._mixture.buffers[ONLINE].load(arrays, files / ONLINE)
-        if helped and INTERVENTIONS in self._mixture.buffers:  # a run may have begun without
+        if helped and INTERVENTIONS in self._mixture.buffers:  # a run may have begun without interventions
             self._mixture.buffers[INTERVENTIONS].load(helped, files / INTERVENTIONS)
         self._algorithm.check_weights(folder)
         return self._state.version
@@ -306,7 +308,7 @@ def _read_state(file: Path) -> dict[str, torch.Tensor]:
     """Return the learner's state besides weights and optimizers.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the state cannot be read.
     """
     try:
         return read_tensors(file)
@@ -320,10 +322,10 @@ def _read_state(file: Path) -> dict[str, torch.Tensor]:
 
 
 def split_passes(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[RolloutChunks]:
-    """Split the pieces of a rollout by pass, in order, each with all environments of this actor.
+    """Split the pieces of a rollout into its segments, in order, each with all environments of this actor.
 
     Args:
-        pieces: the pieces, in any order; numbers of environments count on from pass to pass.
+        pieces: the pieces, in any order; environment numbers continue from segment to segment.
         passes: the number of passes.
         lanes: environments of this actor.
     """
@@ -344,6 +346,6 @@ def _taken_from(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def critic_metrics(figures: Figures) -> dict[str, float]:
-    """Return the means of the critics' metrics by their full names; the norm is that of their gradient."""
+    """Return the means of the critics' metrics by their full names; including the norm of their gradient."""
     renamed = {f"actor/{name}": f"critic/{name}" for name in ("grad_norm", "weights_changed")}
     return {f"train/{renamed.get(name, name)}": value for name, value in figures.means().items()}

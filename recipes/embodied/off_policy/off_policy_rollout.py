@@ -1,4 +1,4 @@
-"""Rollout workers of off-policy learning: they send the observations after each step, and no values."""
+"""Rollout workers of off-policy learning, which send the observations after each step instead of values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.off_policy_settings import off_policy_of
 from recipes.embodied.learning.trajectory import RolloutBuffer
-from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS
+from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.routing import make_routes
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import algorithm_of
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 
-# Prefix of the names, among the steps of `RolloutChunks`, of observations after a step.
+# The prefix, among the steps of `RolloutChunks`, of names of observations after a step.
 NEXT = "next/"
 ACTIONS = "actions"
 
 
 class OffPolicyRolloutWorker(MultiStepRolloutWorker):
-    """Acts as `MultiStepRolloutWorker` does; at the beginning of a run it may act at random."""
+    """Acts as `MultiStepRolloutWorker`, and may act at random at the beginning of a run."""
 
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__(config)
@@ -35,7 +35,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         train = self._config.env.train
         routes = make_routes(self._layout, self._config, training=True)
         before = (step - 1) * routes.total * train.max_steps_per_rollout_epoch * train.rollout_epoch
-        # A function of the step, so that a resumed run does the same.
+        # Depends only on the step, so that a resumed run acts the same.
         self._random = before < self._random_steps
         super().generate(step, attempt)
 
@@ -53,26 +53,26 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         return None
 
     def _following(self, message: dict[str, Any], inputs: Inputs) -> Inputs:
-        """Return the observations after a step; where an episode ended, those in which it did."""
+        """Return the observations after a step; where an episode ended, its final ones."""
         if "final_observations" not in message:
-            # No episode was cut off, and of one that terminated nothing follows.
+            # No episode was truncated, and nothing follows a terminated one.
             return inputs
         finals = self.policy.prepare(message["final_observations"])
-        # An episode may have ended within a chunk, whose rest was not carried out.
+        # An episode may have ended within a chunk, whose rest was not executed.
         ended = torch.from_numpy(message["truncations"] | message["terminations"]).any(dim=1)  # pyright: ignore[reportUnknownMemberType]
         return {name: _chosen(ended, finals[name], tensor) for name, tensor in inputs.items()}
 
 
 def record_step(buffer: RolloutBuffer, step: int, outcome: dict[str, Any], following: Inputs) -> None:
-    """Record the result of a step, with the observations after it instead of their values.
+    """Record the result of a step, with the following observations instead of their values.
 
-    The actions that were carried out, a person's or those that an arm's limits left, replace the policy's.
+    Executed actions, by a person or within an arm's limits, replace the policy's.
 
     Args:
-        buffer: has the step's action.
-        step: its number.
-        outcome: see `recipes.embodied.loop.protocols`.
-        following: the observations after it: those in which an episode ended where one did.
+        buffer: the buffer, which has the step's action.
+        step: the number of the step.
+        outcome: see `recipes.embodied.loop.env_messages`.
+        following: the observations after the step; where an episode ended, its final ones.
     """
     buffer.add_outcome(step, outcome, None)
     for name, column in ((EXECUTED, ACTIONS), (INTERVENTIONS, INTERVENTIONS)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 from pydantic import Field
 
 from recipes.embodied.config.algorithm_config import LossName
-from recipes.embodied.config.off_policy_settings import BootstrappedSettings
+from recipes.embodied.config.off_policy_settings import OF_ALGORITHM, BootstrappedOptions, BootstrappedSettings
 from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.sections.values import PositiveFloat
@@ -23,8 +23,31 @@ if TYPE_CHECKING:
     from recipes.training.updater import Figures
     from rlinf_core import Loss
 
-# How the values of an ensemble become one: the smallest, or the mean.
+# The reduction of an ensemble's values: minimum or mean.
 Reduction: TypeAlias = Literal["min", "mean"]
+
+
+class SacOptions(BootstrappedOptions):
+    """Options of SAC."""
+
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
+            ("target_entropy",),
+            lambda options, sizes: not options.learn_temperature,
+            "the entropy weight is fixed: `learn_temperature` is false",
+            because=("learn_temperature",),
+        ),
+    )
+
+    policy_values: Reduction = Field(
+        default="min", description="Value of the ensemble that the policy maximizes: the minimum or the mean."
+    )
+    temperature: PositiveFloat = Field(default=1.0, description="Initial weight of the entropy.")
+    learn_temperature: Bool = Field(default=True, description="Adapt the entropy weight to reach `target_entropy`.")
+    target_entropy: Float | None = Field(
+        default=None, description="Target entropy, in nats. Default: minus the action dimension."
+    )
+    entropy_in_target: Bool = Field(default=True, description="Include the entropy of later actions in the return.")
 
 
 class SacSettings(BootstrappedSettings):
@@ -37,31 +60,17 @@ class SacSettings(BootstrappedSettings):
             "`critic_norm: batch` needs no target networks",
             because=("critic_norm",),
         ),
-        IgnoredKeys(
-            ("target_entropy",),
-            lambda settings, sizes: not settings.learn_temperature,
-            "the entropy weight is fixed: `learn_temperature` is false",
-            because=("learn_temperature",),
-        ),
     )
 
     loss_type: LossName = "sac"
-    policy_values: Reduction = Field(
-        default="min", description="Value of the ensemble that the policy maximizes: the minimum or the mean."
-    )
-    temperature: PositiveFloat = Field(default=1.0, description="Initial weight of the entropy.")
-    learn_temperature: Bool = Field(default=True, description="Adapt the entropy weight to reach `target_entropy`.")
-    target_entropy: Float | None = Field(
-        default=None, description="Target entropy, in nats. Default: minus the action dimension."
-    )
-    entropy_in_target: Bool = Field(default=True, description="Include the entropy of later actions in the return.")
+    options: SacOptions = Field(default_factory=SacOptions, description=OF_ALGORITHM)
 
 
 Soft = TypeVar("Soft", bound=SacSettings)
 
 
 class Sac(BootstrappedAlgorithm[Soft]):
-    """SAC, whose policy also seeks entropy, by a weight that is learned: the temperature."""
+    """SAC, whose policy also maximizes entropy, with a learned weight: the temperature."""
 
     settings_model = SacSettings
     has_fixed_noise = False
@@ -72,9 +81,11 @@ class Sac(BootstrappedAlgorithm[Soft]):
         from recipes.training.optim.optimizer import EagerAdamW
 
         super().__init__(*args, **named)
-        device, target = next(self.policy.parameters()).device, self.settings.target_entropy
+        device, target = next(self.policy.parameters()).device, self.settings.options.target_entropy
         self._target_entropy = -float(self.policy.action_size) if target is None else target
-        self.log_temperature = torch.tensor(math.log(self.settings.temperature), device=device, requires_grad=True)
+        self.log_temperature = torch.tensor(
+            math.log(self.settings.options.temperature), device=device, requires_grad=True
+        )
         self._optimizer = EagerAdamW([self.log_temperature], lr=self.lr, weight_decay=0.0, fused=True)
 
     @property
@@ -87,7 +98,7 @@ class Sac(BootstrappedAlgorithm[Soft]):
 
     def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         actions, logprobs = self.policy.sample(inputs)
-        return actions, logprobs if self.settings.entropy_in_target else None
+        return actions, logprobs if self.settings.options.entropy_in_target else None
 
     def policy_loss(self, batch: TransitionTensors) -> Loss:
         actions, logprobs = self.policy.sample(batch.inputs)
@@ -95,16 +106,18 @@ class Sac(BootstrappedAlgorithm[Soft]):
             raise ValueError("the policy explores with noise of a fixed size, and has no entropy to learn")
         self._logprobs = logprobs.detach()
         values = self.values_of_choice(batch.inputs, actions)
-        return soft_policy_loss(logprobs, values, self.temperature, self.settings.policy_values)
+        return soft_policy_loss(logprobs, values, self.temperature, self.settings.options.policy_values)
 
     def values_of_choice(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """Return what critics say of what the policy chooses, [E, n], with gradients through it."""
+        """Return the critics' values of the policy's choice, [E, n], with gradients through the choice."""
         return self.critics(inputs, actions)
 
     def update_policy(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
-        """See `OffPolicyAlgorithm`: and one update of the temperature."""
+        """See `OffPolicyAlgorithm`; also takes one update of the temperature."""
+        skipped = figures.skipped
         super().update_policy(batch, step, figures)
-        if not self.settings.learn_temperature:
+        # The log-probabilities of a skipped batch may not be finite.
+        if not self.settings.options.learn_temperature or figures.skipped > skipped:
             return
         self._optimizer.zero_grad()
         temperature_loss(self.log_temperature, self._logprobs, self._target_entropy).backward()
@@ -117,7 +130,7 @@ class Sac(BootstrappedAlgorithm[Soft]):
         return {"train/actor/temperature": float(self.temperature)}
 
     def state(self) -> dict[str, Tensor]:
-        """See `OffPolicyAlgorithm`: and the temperature with what its optimizer keeps."""
+        """See `OffPolicyAlgorithm`; also the temperature with its optimizer's state."""
         kept: dict[str, Tensor] = self._optimizer.state.get(self.log_temperature, {})
         own = {f"temperature_optimizer.state.0.{name}": value for name, value in kept.items()}
         return {**super().state(), "log_temperature": self.log_temperature.detach(), **own}
@@ -138,11 +151,11 @@ def reduced(values: Tensor, how: Reduction) -> Tensor:
 
 
 def soft_policy_loss(logprobs: Tensor, values: Tensor, temperature: Tensor | float, how: Reduction = "min") -> Loss:
-    """Return the mean of temperature * log-probability - value, which SAC's policy descends.
+    """Return the mean of temperature * log-probability - value, which SAC's policy minimizes.
 
     Args:
         logprobs: float [n], of actions drawn by the policy, with gradients.
-        values: float [E, n], of these actions, with gradients through them.
+        values: float [E, n], of these actions, with gradients through the actions.
         temperature: the weight of the entropy.
         how: see `reduced`.
     """
@@ -155,8 +168,8 @@ def soft_policy_loss(logprobs: Tensor, values: Tensor, temperature: Tensor | flo
 def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
     """Return the temperature loss, which raises the temperature while the entropy is below its target (SAC, eq. 18).
 
-    As is usual, the loss takes the log-temperature in place of the temperature, so that the step size does not depend
-    on it.
+    As usual, the loss uses the log-temperature instead of the temperature, so that the step size does not depend on the
+    temperature.
 
     Args:
         log_temperature: a scalar, with gradients.

@@ -16,18 +16,18 @@ from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.data_reading import (
     assumed_ends,
-    fitted_actions,
+    check_range,
     read_data,
     tell_notes,
     weights_of_replay,
     without_rewards,
 )
 from recipes.embodied.learning.trajectory import RolloutChunks
-from recipes.embodied.loop.protocols import INTERVENTIONS
+from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.segments import Damage, read_segments
-from recipes.embodied.replay.storage import Transitions, TransitionSpec
+from recipes.embodied.replay.storage import ReplayError, Transitions, TransitionSpec
 from recipes.training.arrays import Array
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _ALL: Final = slice(None)
 _LOGGER = logging.getLogger(__name__)
-# Arrays [T, B, ...] of T steps of B environments; observations before and after a step by these prefixes.
+# Arrays [T, B, ...] of T steps of B environments; prefixes mark the observations before and after a step.
 Steps = dict[str, Array]
 BEFORE, _AFTER = "observations/", "next_observations/"
 _ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID = "actions", "rewards", "terminations", "truncations", "valid"
@@ -49,11 +49,11 @@ def transition_spec(spec: EnvSpec) -> TransitionSpec:
 
 
 def transition_steps(chunks: RolloutChunks, learned: slice = _ALL) -> Steps:
-    """Return the steps of a rollout as arrays, each of a whole chunk: with the sum of its rewards.
+    """Return the steps of a rollout as arrays; a step is a whole chunk, with the sum of its rewards.
 
     Args:
         chunks: the rollout.
-        learned: which numbers of what the policy drew are the action that is learned.
+        learned: the part of the policy's draw that is learned as the action.
     """
     steps = {f"{BEFORE}{name}": tensor.numpy() for name, tensor in chunks.inputs.items()}
     for name, step in chunks.steps.items():
@@ -62,8 +62,8 @@ def transition_steps(chunks: RolloutChunks, learned: slice = _ALL) -> Steps:
     rewards: NDArray[np.float32] = chunks.steps[_REWARDS].numpy()
     ends, cuts, valid = _flags(chunks, _ENDS), _flags(chunks, _CUTS), _flags(chunks, _VALID)
     done = ends | cuts
-    # What an episode's end left of its chunk was not carried out, and what follows a success may be masked. Anything
-    # else that does not count spoils the chunk: a step between others, or an end whose own step is dropped.
+    # The rest of a chunk after an episode's end was not executed, and steps after a success may be masked. Any other
+    # invalid action spoils the chunk: one between valid ones, or an end whose own step is invalid.
     counts = valid | (np.cumsum(done, axis=2) - done > 0)
     spoilt = counts[:, :, :-1] & ~counts[:, :, 1:] & done[:, :, 1:] | ~counts[:, :, :-1] & valid[:, :, 1:]
     of_chunks: Steps = {
@@ -83,16 +83,16 @@ def _flags(chunks: RolloutChunks, name: str) -> NDArray[np.bool_]:
 
 
 def intervened(steps: Steps) -> Steps:
-    """Return the steps with only those valid in which a person intervened."""
+    """Return the steps, valid only where a person intervened."""
     none = np.zeros_like(steps[_VALID])
     return {**steps, _VALID: steps[_VALID] & steps.get(INTERVENTIONS, none)}
 
 
 def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
-    """Add steps of all lanes of a buffer, one after the other; return how many count.
+    """Add steps of all lanes of a buffer, one at a time; return the number of valid ones.
 
     Raises:
-        ValueError: they are of another number of environments.
+        ValueError: the number of environments differs from that of lanes.
     """
     valid = steps[_VALID]
     if valid.shape[1] != buffer.lanes:
@@ -104,7 +104,7 @@ def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
             before, steps[_ACTIONS][row], steps[_REWARDS][row], steps[_ENDS][row], steps[_CUTS][row], after
         )
         buffer.add(step if len(lanes) == buffer.lanes else step.chosen(lanes), lanes)
-        # What comes next in the others does not follow from what they have, even if it looks the same.
+        # The next step of the other lanes does not follow from their last one, even if it looks so.
         buffer.cut_off(np.flatnonzero(~valid[row]))
     return int(valid.sum())
 
@@ -116,17 +116,20 @@ def _named(steps: Mapping[str, Array], prefix: str, row: int) -> Observation:
 def add_recording(
     buffer: ReplayBuffer, folder: Path, report: Callable[[Damage], None], interventions: ReplayBuffer | None = None
 ) -> int:
-    """Add the steps of earlier runs; return how many. Those of another number of environments are cut or spread.
+    """Add the steps of earlier runs; return their number. Other numbers of environments are cut or spread over lanes.
 
     Args:
         buffer: the buffer of all steps.
         folder: the folder of the recordings.
         report: receives a message about each record that cannot be read.
-        interventions: the interventions of those steps in which somebody intervened; None: they have no buffer of their
-            own.
+        interventions: the buffer for steps with interventions; None: no separate buffer.
+
+    Raises:
+        ReplayError: the recordings are of another environment or policy.
     """
     count = 0
     for steps in read_segments(folder, report):
+        _check_recorded(steps, buffer.spec, folder)
         environments = steps[_VALID].shape[1]
         for first in range(0, environments, buffer.lanes):
             part = {name: step[:, first : first + buffer.lanes] for name, step in steps.items()}
@@ -142,6 +145,21 @@ def add_recording(
     return count
 
 
+def _check_recorded(steps: Steps, spec: TransitionSpec, folder: Path) -> None:
+    """Refuse steps without a column of a buffer, or with one of another form, which might be broadcast."""
+    named = {f"{prefix}{name}": column for prefix in (BEFORE, _AFTER) for name, column in spec.observations.items()}
+    for name, column in {**named, _ACTIONS: spec.actions}.items():
+        array = steps.get(name)
+        if array is None or array.shape[2:] != column.shape or array.dtype != column.dtype:
+            said = "missing" if array is None else f"{array.dtype}{list(array.shape[2:])}"
+            raise ReplayError(
+                f"`{name}` of recorded steps is {said}; this job's is {column.dtype}{list(column.shape)}",
+                where=str(folder),
+                why="another environment or policy was recorded there",
+                help="name another folder as `algorithm.replay.recording_path`",
+            )
+
+
 def _cut_off(*buffers: ReplayBuffer | None) -> None:
     for buffer in buffers:
         if buffer is not None:
@@ -154,10 +172,10 @@ def _after(array: Array, missing: int) -> list[tuple[int, int]]:
 
 
 def fitting_data(config: DemonstrationsConfig, spec: EnvSpec) -> tuple[Demonstrations, dict[str, str]]:
-    """Return demonstrations of an environment, and their camera for each of the environment's.
+    """Return demonstrations that fit an environment, and their camera for each camera of the environment.
 
     Raises:
-        DatasetError: they cannot be read, or are of another environment.
+        DatasetError: they cannot be read, or do not fit the environment.
     """
     data = read_data(config)
     return data, check_fits(data.shape, spec, config.cameras)
@@ -166,12 +184,11 @@ def fitting_data(config: DemonstrationsConfig, spec: EnvSpec) -> tuple[Demonstra
 def demonstrations_buffer(config: DemonstrationsConfig, spec: EnvSpec) -> ReplayBuffer:
     """Return a buffer that holds all demonstrations.
 
-    Where the task ended nothing comes after a step, solved or not. Where an episode was cut off the observation after
-    its last step is not known: that step is left out, and the one before counts as cut off.
+    Nothing follows a step that ends the task, solved or not. The observation after the last step of a truncated episode
+    is unknown: that step is dropped, and the one before counts as truncated.
 
     Raises:
-        DatasetError: the data cannot be read, are of another environment, have no rewards, or do not say how episodes
-            end.
+        DatasetError: the data cannot be read, do not fit the environment, or lack rewards or ends of episodes.
     """
     data, named = fitting_data(config, spec)
     if data.draws is not None:
@@ -179,7 +196,7 @@ def demonstrations_buffer(config: DemonstrationsConfig, spec: EnvSpec) -> Replay
     rewards, ends = data.rewards, data.ends
     if rewards is None or ends is None:
         raise without_rewards(data)
-    data = fitted_actions(data, spec, clips=config.clip_actions)
+    check_range(data, spec)
     tell_notes(data)
     _tell_ends(data, ends)
     rows = len(data) + int((ends.terminations | ends.truncations).sum()) + 4
@@ -195,7 +212,7 @@ def demonstrations_buffer(config: DemonstrationsConfig, spec: EnvSpec) -> Replay
 
 
 def _tell_ends(data: Demonstrations, ends: Ends) -> None:
-    """Log what is assumed of ends of episodes, and how many last steps are not learned from."""
+    """Log assumptions about ends of episodes, and the number of dropped last steps."""
     for assumed in assumed_ends(data):
         _LOGGER.warning("demonstrations, %s: %s", data.where, assumed)
     cut = ends.truncations[data.bounds[1:] - 1]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base_policy import Inputs
     from rlinf_core import Loss
 
-# Standard deviation of the noise on the next actions in targets, and its bound, as in the paper.
+# The std and the bound of the noise on next actions in targets, as in the paper.
 _TARGET_NOISE: Final = 0.2
 _NOISE_BOUND: Final = 0.5
 
@@ -29,14 +29,14 @@ Deterministic = TypeVar("Deterministic", bound=Td3Settings)
 
 
 class Td3(BootstrappedAlgorithm[Deterministic]):
-    """TD3, whose policy is a function, explored around with noise of a fixed size."""
+    """TD3, with a deterministic policy that explores with noise of a fixed size."""
 
     settings_model = Td3Settings
     has_fixed_noise = True
     uses_target_policy = True
 
     def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """See `BootstrappedAlgorithm`: those of the target policy, with noise."""
+        """See `BootstrappedAlgorithm`: the target policy's actions, with noise."""
         import torch
 
         policy = self.policy if self.target_policy is None else self.target_policy
@@ -50,7 +50,7 @@ class Td3(BootstrappedAlgorithm[Deterministic]):
 
 
 def deterministic_policy_loss(values: Tensor) -> Loss:
-    """Return minus the mean value of the first critic, which TD3's policy descends; `values` [E, n]."""
+    """Return minus the mean value of the first critic, which TD3's policy minimizes; `values` [E, n]."""
     from rlinf_core import Loss
 
     loss = -values[0].mean()

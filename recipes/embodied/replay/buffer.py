@@ -1,14 +1,14 @@
-"""A replay buffer: a ring of transitions for each environment, and n-step returns made when they are sampled.
+"""A replay buffer: a ring of transitions for each environment, and n-step returns computed at sampling.
 
-Each lane of the buffer is the history of one environment, and row after row holds what was observed, done and rewarded:
+Each lane of the buffer is the history of one environment; each row holds an observation, an action and a reward:
 
     row      0    1    2    3    4    5    6
              o a  o a  o a  o    o a  o a  o
              moves          end  moves     newest
 
-The observation after a step is that of the next row, so that an image is stored once. Behind the last step of an
-episode is a row with its final observation alone, and behind the newest step one with the present observation; neither
-is ever sampled. What is oldest is overwritten first, so that all rows after a transition are there as long as it is.
+The observation after a step is in the next row, so that an image is stored once. The last step of an episode is
+followed by a row with only the final observation, and the newest step by one with the current observation; neither is
+ever sampled. The oldest rows are overwritten first, so that a transition never outlives the rows after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from recipes.embodied.replay.storage import (
 )
 from recipes.training.arrays import Array
 
-# Bits of a row's flags: a step was made from here; the task ended with it; the episode did.
+# Bits of a row's flags: a step starts here; the task ended with it; the episode ended with it.
 MOVES, TERMINATED, ENDED = 1, 2, 4
 # The fewest rows of a lane: a step, its final observation, and one of the next episode.
 SMALLEST_LANE: Final = 4
@@ -43,16 +43,17 @@ _ACTIONS, _REWARDS, _FLAGS = "actions", "rewards", "flags"
 
 
 class ReplayBuffer:
-    """Transitions of some environments, the newest `capacity` rows of them.
+    """The newest `capacity` rows of transitions of some environments.
 
     Args:
         spec: the columns.
         lanes: number of environments.
-        capacity: rows over all lanes; a lane has an equal share of them. An episode takes one more than its steps.
-        storage: the folder of the files that observations are kept in; None: they are in memory.
+        capacity: the number of rows over all lanes, which share them equally. An episode takes one row more than its
+            steps.
+        storage: the folder for files of observations; None: they are in memory.
 
     Raises:
-        ReplayError: there are fewer than 4 rows for each environment, or memory or disk have no room.
+        ReplayError: there are fewer than 4 rows for each environment, or memory or disk space is insufficient.
     """
 
     def __init__(self, spec: TransitionSpec, lanes: int, capacity: int, storage: Path | None = None) -> None:
@@ -73,8 +74,8 @@ class ReplayBuffer:
             self._flags = np.zeros(shape, np.uint8)
         except MemoryError as error:
             raise ReplayError(f"cannot allocate a replay buffer of {spec.row_bytes * capacity} bytes") from error
-        # Per lane: the row that the next step is written to, rows that were ever written, and whether an episode is
-        # under way, whose present observation is in the row `head`.
+        # Per lane: the row for the next step, the number of rows ever written, and whether an episode is running, whose
+        # current observation is in row `head`.
         self._head = np.zeros(lanes, np.int64)
         self._used = np.zeros(lanes, np.int64)
         self._open = np.zeros(lanes, np.bool_)
@@ -83,16 +84,16 @@ class ReplayBuffer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its columns in memory."""
+        """The bytes of the columns in memory."""
         return sum(column.nbytes for column in self._columns().values()) - self.stored
 
     @property
     def stored(self) -> int:
-        """Bytes of its columns in files."""
+        """The bytes of the columns in files."""
         return sum(column.nbytes for column in self._observations.values()) if self._in_files else 0
 
     def __len__(self) -> int:
-        """Return how many transitions can be sampled."""
+        """Return the number of transitions that can be sampled."""
         return self._count
 
     @property
@@ -103,12 +104,12 @@ class ReplayBuffer:
     def add(self, steps: Transitions, lanes: Rows | None = None) -> None:
         """Add one step of some environments.
 
-        Where the observation before the step is not the one after the last step of that lane, the episode before was
-        left unfinished: it counts as cut off there.
+        If the observation before the step is not the one after the lane's last step, the earlier episode was left
+        unfinished, and counts as truncated there.
 
         Args:
-            steps: n of them.
-            lanes: int64 [n], different ones; None: all in their order.
+            steps: one step in each of n environments.
+            lanes: int64 [n], distinct; None: all lanes in order.
         """
         lanes = np.arange(self.lanes) if lanes is None else lanes
         if not len(lanes):
@@ -161,16 +162,15 @@ class ReplayBuffer:
         return rows
 
     def _clear(self, rows: Rows) -> None:
-        """Exclude rows from sampling."""
         self._count -= int((self._flags[rows] & MOVES).sum())
         self._flags[rows] = 0
 
     def sample(self, count: int, random: np.random.Generator) -> Rows:
-        """Draw rows evenly, with replacement.
+        """Draw rows uniformly, with replacement.
 
         Args:
             count: n.
-            random: the only source of randomness: equal states of it and of the buffer give equal rows.
+            random: the only source of randomness: equal states of generator and buffer give equal rows.
 
         Returns:
             int64 [n].
@@ -183,7 +183,7 @@ class ReplayBuffer:
         held = self._used
         ends = np.cumsum(held)
         sampled = np.empty(0, np.int64)
-        # Rows without a step are drawn again: there is one for each episode.
+        # Rows without a step, one per episode, are drawn again.
         while len(sampled) < count:
             drawn = random.integers(ends[-1], size=count - len(sampled))
             lanes = np.searchsorted(ends, drawn, side="right")
@@ -194,13 +194,13 @@ class ReplayBuffer:
     def gather(self, rows: Rows, steps: int, discount: float) -> ReplayBatch:
         """Return transitions of up to `steps` steps.
 
-        A transition is shorter where its episode ends, or where the environment has not come further yet. Its last
-        observation counts, discounted by as many steps as there are, unless the task ended with the last of them.
+        A transition is shorter if its episode ends, or if its lane has no further steps yet. Its last observation has a
+        value, discounted by the number of steps, unless the task ended with the last step.
 
         Args:
             rows: int64 [n], of `sample`.
             steps: k, at least 1.
-            discount: the discount of rewards, by step.
+            discount: the discount of rewards per step.
         """
         lanes, at = np.divmod(rows, self.rows_of_lane)
         going = np.ones(len(rows), np.bool_)
@@ -224,10 +224,10 @@ class ReplayBuffer:
         )
 
     def save(self, folder: Path) -> Arrays:
-        """Write the observations into a folder, without rows that were never written, and return the other state.
+        """Write the observations that exist into a folder, and return the other state.
 
         Raises:
-            ReplayError: there is no room in the folder.
+            ReplayError: the disk has no room.
         """
         size = int(self._used.max(initial=0))
         for name, column in self._columns().items():
@@ -237,11 +237,11 @@ class ReplayBuffer:
         return {name: array for name, array in rows.items() if not name.startswith(_OBSERVED)} | self._sizes()
 
     def _sizes(self) -> Arrays:
-        """Return the state that belongs to no row."""
+        """Return the state that does not belong to rows."""
         return {"head": self._head, "used": self._used, "open": self._open, "size": np.array(self.rows_of_lane)}
 
     def _columns(self) -> dict[str, Array]:
-        """Return the columns by the names that they are saved by."""
+        """Return the columns by their names in a saved state."""
         observed = {f"{_OBSERVED}{name}": column for name, column in self._observations.items()}
         return {**observed, _ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
 
@@ -249,12 +249,12 @@ class ReplayBuffer:
         return column.reshape(self.lanes, self.rows_of_lane, *column.shape[1:])
 
     def load(self, state: Mapping[str, Array], folder: Path) -> None:
-        """Restore what `save` returned and wrote into a folder; sampling continues as it would have.
+        """Restore the state that `save` returned and wrote into a folder; sampling continues unchanged.
 
-        Observations may be in `state`, too, as versions before had them, and files may have been in memory then.
+        Earlier versions saved observations in `state`; observations may move between memory and files.
 
         Raises:
-            ReplayError: it is of a buffer with other sizes or columns, or a file is damaged.
+            ReplayError: the state is of a buffer with other sizes or columns, or a file is damaged.
         """
         state = {**saved_columns(folder, _OBSERVED), **state}
         columns = {name: self._by_lane(column) for name, column in self._columns().items()}
@@ -284,10 +284,10 @@ class ReplayMixture:
 
     Args:
         buffers: the buffers by the name of the source, as in `online`, `demonstrations`, `interventions`.
-        shares: the shares of each, at least 0, not all of them 0; only their proportions count.
+        shares: the share of each buffer, at least 0, not all 0; only proportions count.
 
     Raises:
-        ReplayError: the shares are not those of the buffers, or there are none.
+        ReplayError: the names of shares and buffers differ, or a share is invalid.
     """
 
     def __init__(self, buffers: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
@@ -302,11 +302,11 @@ class ReplayMixture:
     def counts(self, total: int) -> dict[str, int]:
         """Return the number of transitions per source: its share of `total`, exact where that is an integer.
 
-        Others are rounded by largest remainders. What a source without transitions cannot give, the others do.
+        Others are rounded by largest remainders. Other sources replace the share of an empty one.
         """
         shares = {name: share for name, share in self.shares.items() if share and len(self.buffers[name])}
         if not shares:
-            # None of those with a share has anything: any other does.
+            # All sources with a share are empty, so that any other is used.
             shares = {name: 1.0 for name, buffer in self.buffers.items() if len(buffer)}
         if not shares:
             raise ReplayError("nothing can be sampled from empty replay buffers")

@@ -1,11 +1,11 @@
-"""Recordings of transitions on disk: a file for each pass, which is there whole or not at all.
+"""Recordings of transitions on disk: one file per rollout segment, which exists whole or not at all.
 
     segment-00000001.rlr   magic, version; then a record, in files of earlier versions several
     record                 length (8 bytes), CRC-32 of the payload (4), CRC-32 of these 12 bytes (4), payload
     payload                length of a JSON header (4), the header (name, dtype, shape of each array), the arrays' bytes
 
-All numbers are little-endian. A damaged record ends its file: it is reported, the file stays as it is, and the
-following ones are read. Zeros behind the last record are room that earlier versions reserved.
+All numbers are little-endian. A damaged record ends the reading of its file: it is reported, the file stays unchanged,
+and later files are read. Zeros after the last record are space that earlier versions reserved.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from rlinf_core.runners.storage.durable import claimed, write_whole
 
 MAGIC: Final = b"RLRSEG\x00\x01"
 SUFFIX: Final = ".rlr"
-# Numbers that arrays may consist of; nothing else is ever read.
+# The kinds of numpy dtypes in arrays; nothing else is ever read.
 _KINDS: Final = "fiub"
 _RECORD: Final = struct.Struct("<QII")
 _SHORT: Final = struct.Struct("<I")
-# Bytes that a disk must have when a recording begins, and below which its end is announced.
+# The least free disk space when a recording begins; below it a warning is logged later.
 _LITTLE: Final = 256 * 2**20
-# Locked by the process that records.
+# The file that the recording process locks.
 _CLAIM: Final = ".claim"
 
 Record = dict[str, Array]
 
 
 class Damage(NamedTuple):
-    """A place in a file from which on it cannot be read.
+    """A position from which on a file cannot be read.
 
     Attributes:
         file: the file.
-        offset: the first byte that is not understood.
+        offset: the first unreadable byte.
         size: the number of bytes that follow.
     """
 
@@ -64,7 +64,7 @@ def encode(arrays: Mapping[str, Array]) -> bytes:
     """Return a record of arrays by name.
 
     Raises:
-        ReplayError: an array holds something else than numbers.
+        ReplayError: an array holds other values than numbers.
     """
     strange = next((name for name, array in arrays.items() if array.dtype.kind not in _KINDS), None)
     if strange is not None:
@@ -81,7 +81,7 @@ def decode(payload: bytes) -> Record:
     """Return the arrays of a payload with a valid checksum, as writable copies.
 
     Raises:
-        ValueError: it was not made by `encode`.
+        ValueError: `encode` did not make the payload.
     """
     (length,) = _SHORT.unpack_from(payload)
     described = cast("list[tuple[str, str, list[int]]]", load_json(bytes(payload[_SHORT.size : _SHORT.size + length])))
@@ -137,19 +137,19 @@ def _next_record(stream: IO[bytes], size: int) -> Record | None:
 
 
 class SegmentWriter:
-    """Writes a file of a folder for each record, which is on the disk when `append` returns.
+    """Writes each record into a new file, which is on the disk when `append` returns.
 
     Args:
-        folder: is made where it does not exist.
-        warn: called once when there is little room left.
+        folder: the folder, created if missing.
+        warn: called once when little space is left.
 
     Raises:
-        ReplayError: the folder cannot be made, its disk has little room, or another process records there.
+        ReplayError: the folder cannot be created, its disk has little space, or another process records there.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None] = lambda text: None) -> None:
         self._folder, self._warn, self._warned = folder, warn, False
-        # Until `close`, and with its process at the latest.
+        # Held until `close`, or the end of the process.
         self._claim = ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -169,12 +169,12 @@ class SegmentWriter:
         """Write a record.
 
         Raises:
-            ReplayError: there is no room, or the disk fails; all records before are kept, and once there is room
-                recording can continue.
+            ReplayError: the disk is full or fails; earlier records are kept, and recording can continue once there is
+                space.
         """
         record = MAGIC + encode(arrays)
         file = self._folder / f"segment-{self._number + 1:08d}{SUFFIX}"
-        # On a file system without locks.
+        # Another writer on a file system without locks.
         if file.exists():
             raise self._of_another(file)
         try:
@@ -191,7 +191,7 @@ class SegmentWriter:
             )
 
     def close(self) -> None:
-        """Let others record here, once nothing more is appended."""
+        """Let others record here; nothing may be appended afterwards."""
         self._claim.close()
 
     def _of_another(self, where: Path) -> ReplayError:

@@ -1,7 +1,7 @@
-"""Inputs, outputs and columns of a replay buffer, in memory or in files, and as they are saved. numpy only.
+"""Inputs, outputs and columns of a replay buffer, in memory or in files, and their saved form. Imports numpy only.
 
-A file of a running buffer is mapped and has no name. It goes with its process, however that ends, and two jobs may
-share a folder. Pages that the kernel keeps in memory are a cache, which it gives up wherever memory is short.
+A file of a running buffer is mapped and unnamed. It vanishes with its process, however that ends, and two jobs may
+share a folder. Its pages in memory are a cache, which the kernel reclaims when memory is short.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class TransitionSpec:
 
     @classmethod
     def of(cls, observations: Mapping[str, tuple[tuple[int, ...], str]], action: tuple[int, str]) -> TransitionSpec:
-        """Return the columns of an environment; texts are left out.
+        """Return the columns of an environment, without texts.
 
         Args:
             observations: `EnvSpec.observations`.
-            action: how many numbers an action has, and their type.
+            action: the size of an action, and its type.
         """
         kept = {name: ColumnSpec(tuple(shape), kind) for name, (shape, kind) in observations.items() if kind != "U"}
         return cls(kept, ColumnSpec((action[0],), action[1]))
@@ -89,10 +89,10 @@ class Transitions:
         observations: the observations before the step, [n, ...], by name.
         actions: [n, A].
         rewards: float32 [n].
-        terminations: bool [n], the task ended: nothing comes after it.
-        truncations: bool [n], the episode was cut off: the next observation has a value.
-        next_observations: the observations after the step, of the same episode: never the first observation of the one
-            that follows.
+        terminations: bool [n], the task ended.
+        truncations: bool [n], the episode was truncated: the next observation has a value.
+        next_observations: the observations after the step, of the same episode: never the first observation of the next
+            episode.
     """
 
     observations: Mapping[str, Array]
@@ -116,15 +116,15 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayBatch:
-    """n transitions of up to k steps each, as critics learn from them.
+    """A batch of n transitions of up to k steps each, for critics.
 
     The target is `rewards + discounts * value(next_observations)`.
 
     Attributes:
         observations: [n, ...] by name.
         actions: [n, A].
-        rewards: float32 [n], the sum of discounted rewards of the steps.
-        discounts: float32 [n], the discount to the power of the steps; 0 where the task ended.
+        rewards: float32 [n], the discounted sum of rewards.
+        discounts: float32 [n], the discount to the power of the number of steps; 0 where the task ended.
         next_observations: [n, ...] by name, after the last of the steps.
     """
 
@@ -153,10 +153,10 @@ def joined(parts: list[ReplayBatch]) -> ReplayBatch:
 
 
 def _take_room(file: int, size: int) -> None:
-    """Preallocate disk space for a file of `size` bytes where possible; larger files are unchanged.
+    """Preallocate disk space for a file of `size` bytes if possible; larger files are unchanged.
 
     Raises:
-        OSError: there is no room.
+        OSError: the disk has no room.
     """
     if os.fstat(file).st_size >= size:
         return
@@ -185,11 +185,11 @@ def made_column(rows: int, column: ColumnSpec, folder: Path | None) -> Array:
         folder.mkdir(parents=True, exist_ok=True)
         _check_room(size, folder, "the replay buffer", "name another `replay.storage`, or lower `replay.capacity`")
         with tempfile.TemporaryFile(dir=folder) as stream:
-            # A mapping that is written to where the disk has no room kills the process.
+            # Writing to a mapping on a full disk would kill the process.
             _take_room(stream.fileno(), size)
             os.truncate(stream.fileno(), size)
             mapping = mmap.mmap(stream.fileno(), size)
-        # Rows are drawn at random: what lies beside one is not read along with it.
+        # Rows are drawn at random, so that readahead would be wasted.
         mapping.madvise(mmap.MADV_RANDOM)
         return np.frombuffer(mapping, column.dtype).reshape(shape)
     except OSError as error:
@@ -198,10 +198,10 @@ def made_column(rows: int, column: ColumnSpec, folder: Path | None) -> Array:
 
 
 def save_column(file: Path, column: Array) -> None:
-    """Write a column [lanes, size, ...] into a file of numpy's.
+    """Write a column [lanes, size, ...] into a numpy file.
 
     Raises:
-        ReplayError: there is no room for it.
+        ReplayError: the disk has no room.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def save_column(file: Path, column: Array) -> None:
 
 
 def saved_columns(folder: Path, prefix: str) -> Arrays:
-    """Return the columns of `save_column` below a folder, by their paths in it, as maps of the files.
+    """Return the columns that `save_column` wrote below a folder, by path, as memory maps.
 
     Raises:
         ReplayError: a file is damaged.

@@ -1,7 +1,7 @@
 """Exclusive claims of processes on robots, so that no two jobs of a node move the same one.
 
-A claim is a lock on a file of the node, which ends with the process, also by `kill -9`. It is for robots whose
-controller gives no lease; the Franka arm's controller does.
+A claim is a lock on a file of the node, which ends with the process, even after `kill -9`. It is for robots whose
+controller grants no lease; the Franka arm's controller does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class RobotClaim:
     """The right to move a robot, until `release` or the end of the process.
 
     Args:
-        place: where the robot is reached, from this node.
+        place: the robot's address on this node.
 
     Raises:
-        RobotLeaseError: another process has it.
+        RobotLeaseError: another process holds the claim.
     """
 
     def __init__(self, place: str) -> None:
-        # The folder is everybody's: a link that another user left there must not lead the write below elsewhere.
+        # All users can write to the folder: a link planted by another user must not redirect the write below.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = claim_file(place)
         try:
@@ -65,7 +65,7 @@ class RobotClaim:
         os.pwrite(self._descriptor, holder_name().encode(), 0)
 
     def release(self) -> None:
-        """Give the robot back. May be called twice."""
+        """Release the robot. May be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -86,7 +86,7 @@ def _owner(file: Path) -> str | None:
 
 
 def claim_file(place: str) -> Path:
-    """Return the file whose lock is the claim."""
+    """Return the file whose lock is the claim on a robot."""
     digest = hashlib.sha256(os.path.realpath(place).encode() if place.startswith("/") else place.encode()).hexdigest()
     return Path(tempfile.gettempdir()) / f"rlinf-robot-{digest[:16]}.claim"
 

@@ -44,26 +44,25 @@ from rlinf_core.hardware.robots.franka import Franka
 
 _log = logging.getLogger("rlinf.robots")
 CALL_SECONDS = 10.0
-# Between signs of life: several in the two control periods of silence after which an arm on its way is stopped.
+# The interval of signs of life: several within the two control periods of silence after which a moving arm is stopped.
 SIGN_SECONDS = CONTROL_SECONDS / 2
-RESET_SECONDS = 60.0  # the way to any start, at the speed of a reset, and some more
+RESET_SECONDS = 60.0  # enough for the motion to any start at the speed of a reset
 HEARTBEAT_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.1
 _GOODBYE_SECONDS = 1.0
-_SIGNS_PER_HEARTBEAT = 4  # so that one that is late does not cost the lease
+_SIGNS_PER_HEARTBEAT = 4  # several, so that a late one does not cost the lease
 
 
 class FrankaClient:
     """A connection to the controller of one arm. Not thread-safe.
 
     Args:
-        arm: what the configuration says about it.
-        seconds: the seconds within which a call must have its answer; a reset has `RESET_SECONDS` or this, whichever is
-            more.
-        heartbeat: seconds after which the controller takes the arm from a holder that has gone silent.
+        arm: the arm's entry in the configuration.
+        seconds: the time limit of a call; for a reset, at least `RESET_SECONDS`.
+        heartbeat: seconds of silence after which the controller revokes a holder's lease.
 
     Raises:
-        RobotUnreachableError: nothing answers there in time, or something else does.
+        RobotUnreachableError: nothing answers there in time, or something other than a controller.
     """
 
     def __init__(self, arm: Franka, *, seconds: float = CALL_SECONDS, heartbeat: float = HEARTBEAT_SECONDS) -> None:
@@ -72,7 +71,7 @@ class FrankaClient:
             self.where += f", controller on node {arm.controller_node_rank}"
         self._gripper = {"type": arm.gripper_type, "connection": arm.gripper_connection}
         self._workspace = arm.workspace
-        self._followed: tuple[float, float] | None = None  # the clock of the last reply, and when it came
+        self._followed: tuple[float, float] | None = None  # the clock in the last reply, and the reply's arrival time
         self._seconds, self._heartbeat = seconds, heartbeat
         self._ids = itertools.count(1)
         self._writing = threading.Lock()
@@ -84,14 +83,16 @@ class FrankaClient:
         except OSError as error:
             raise self._unreachable(_reason(error, seconds)) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stranger = f"the listener is not an rlinf controller with protocol {PROTOCOL}"
         try:
             reply = self._request("ping")
         except RobotError as error:
             self.close()
-            raise self._unreachable(error.why or error.message) from error
+            malformed = isinstance(error.__cause__, ProtocolError)
+            raise self._unreachable(stranger if malformed else error.why or error.message) from error
         if reply.get("robot") != NAME or reply.get("protocol") != PROTOCOL:
             self.close()
-            raise self._unreachable(f"the listener is not an rlinf controller with protocol {PROTOCOL}")
+            raise self._unreachable(stranger)
 
     def __enter__(self) -> Self:
         return self
@@ -108,10 +109,10 @@ class FrankaClient:
         """Take the arm for this process, until `release`, `close`, or the end of the process.
 
         Args:
-            patience: seconds for which to ask again while somebody else holds it.
+            patience: seconds for which to retry while somebody else holds the arm.
 
         Raises:
-            RobotLeaseError: somebody else holds it, and still does after `patience`.
+            RobotLeaseError: somebody else still holds the arm after `patience`.
             RobotLinkLostError: the controller does not answer.
         """
         until = time.monotonic() + patience
@@ -144,10 +145,10 @@ class FrankaClient:
         return self._state_of(self._request("state"))
 
     def reset(self, joints: Sequence[float] | NDArray[np.floating]) -> ArmState:
-        """Go to `joints` (7, radians) with an open gripper, and wait until the arm is there. Ends a stop.
+        """Move to `joints` (7, radians) with an open gripper, and wait for the arrival. Ends a stop.
 
         Raises:
-            RobotStoppedError: it was stopped on the way.
+            RobotStoppedError: the arm was stopped on the way.
             RobotLeaseError: this process does not hold the arm.
             RobotLinkLostError: the controller does not answer.
         """
@@ -157,23 +158,23 @@ class FrankaClient:
             try:
                 return self._state_of(self._request("reset", allowed, joints=sent))
             except RobotSilentError as error:
-                # This process was delayed, not dead: the arm continues from where it stopped.
+                # This process was only delayed: the arm continues from where it stopped.
                 if time.monotonic() >= until:
                     raise
                 _log.warning("%s; resuming", error)
 
     def move(self, deltas: Sequence[float] | NDArray[np.floating], close_gripper: bool | None = None) -> ArmState:
-        """Move the target by `deltas` (7, radians), and wait until the control period is over. The arm may lag behind.
+        """Move the target by `deltas` (7, radians), and wait for the end of the control period. The arm may lag behind.
 
         Args:
-            deltas: no joint may be faster than it can be.
-            close_gripper: close or open it; None: leave it.
+            deltas: the motion, in which no joint may exceed its velocity.
+            close_gripper: whether to close or open the gripper; None: leave it.
 
         Raises:
             RobotStoppedError: the arm stands still until a reset.
             RobotRefusedError: a joint would be too fast, or a number is not finite.
-            RobotLateError: the action or the reply before it was under way for too long; `state` has to come before the
-                next one.
+            RobotLateError: the action or the previous reply was in transit for too long; call `state` before the next
+                action.
             RobotLeaseError: this process does not hold the arm.
             RobotLinkLostError: the controller does not answer.
         """
@@ -188,7 +189,7 @@ class FrankaClient:
         """Return the controller's description of itself; needs no lease.
 
         Raises:
-            RobotLinkLostError: it does not answer, or says something else.
+            RobotLinkLostError: the controller does not answer, or sends an invalid reply.
         """
         reply = self._request("ping")
         try:
@@ -198,7 +199,7 @@ class FrankaClient:
             raise self._lost(f"the controller does not report its limits: {error}") from error
 
     def latency(self, count: int) -> list[float]:
-        """Return the seconds that each of some questions took to be answered.
+        """Return the round-trip times of `count` requests, in seconds.
 
         Raises:
             RobotLinkLostError: the controller does not answer.
@@ -211,10 +212,10 @@ class FrankaClient:
         return latencies
 
     def _finite(self, numbers: Sequence[float] | NDArray[np.floating]) -> list[float]:
-        """Return numbers as they are sent.
+        """Return numbers in the form in which they are sent.
 
         Raises:
-            RobotRefusedError: one of them is NaN or infinite; the arm is stopped, and stands still until a reset.
+            RobotRefusedError: a number is NaN or infinite; the arm is stopped, and stands still until a reset.
         """
         values = [float(number) for number in numbers]
         if not all(map(math.isfinite, values)):
@@ -236,10 +237,10 @@ class FrankaClient:
         return self._state_of(self._request("stop"))
 
     def release(self) -> ArmState:
-        """Give the arm back.
+        """Release the arm.
 
         Raises:
-            RobotLeaseError: this process does not hold it.
+            RobotLeaseError: this process does not hold the arm.
             RobotLinkLostError: the controller does not answer.
         """
         return self._state_of(self._request("release"))
@@ -247,12 +248,12 @@ class FrankaClient:
     def close(self) -> None:
         """Release the arm if it is held, and close the connection. Idempotent."""
         if self._beating is not None and not self._closed.is_set():
-            with contextlib.suppress(RobotError):  # whether it hears it or not, the end of the connection frees the arm
+            with contextlib.suppress(RobotError):  # even if `release` fails, the end of the connection frees the arm
                 self._request("release", _GOODBYE_SECONDS)
         self._abandon()
 
     def _abandon(self) -> None:
-        """End the connection without a word; the controller stops an arm that is held over it."""
+        """End the connection without a message; the controller stops an arm that is held over it."""
         self._closed.set()
         self._socket.close()
 
@@ -261,7 +262,7 @@ class FrankaClient:
 
         Raises:
             RobotLinkLostError: the link is broken, or no answer came in time; the connection is closed.
-            RobotError: of the kind that the controller's refusal is.
+            RobotError: the error for the controller's refusal.
         """
         number, allowed = next(self._ids), seconds or self._seconds
         if self._closed.is_set():
@@ -292,7 +293,7 @@ class FrankaClient:
                 if len(self._rest) > MAX_LINE:
                     raise ProtocolError(f"a line of more than {MAX_LINE} bytes")
                 left = max(deadline - time.monotonic(), 0)
-                # Not by the socket's own timeout, which is the heartbeat's too.
+                # The socket's own timeout is not used, since it also applies to the heartbeat.
                 if not poll.poll(math.ceil(left * 1000)):
                     raise TimeoutError
                 received = self._socket.recv(MAX_LINE)
@@ -301,17 +302,16 @@ class FrankaClient:
                 self._rest += received
             line, _, self._rest = self._rest.partition(b"\n")
             reply = decode(line)
-            if reply.get("id") in (number, 0):  # 0: a request that the controller did not understand
+            if reply.get("id") in (number, 0):  # 0: a request that the controller could not parse
                 return reply
 
     def _beat(self) -> None:
-        """Send heartbeats to the controller; runs in a thread of its own."""
         line = encode({"op": "beat", "id": 0})
         while not self._closed.wait(min(SIGN_SECONDS, self._heartbeat / _SIGNS_PER_HEARTBEAT)):
             try:
                 self._write(line)
             except OSError:
-                return  # the next call finds it out and says so
+                return  # the next call reports the loss
 
     def _state_of(self, reply: Message) -> ArmState:
         try:

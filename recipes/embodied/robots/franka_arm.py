@@ -1,7 +1,7 @@
 """The common part of all environments with a Franka arm: its control, the task `reach`, the observations.
 
-A policy that learned to reach with the kinematic arm can be tried in MuJoCo and on a robot: actions and observations
-of that task are the same in all of them.
+The actions and observations of `reach` are the same for the kinematic arm, in MuJoCo and on a robot, so that a policy
+can move between them.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from recipes.embodied.interventions.intervention import HandMotion
 
-# The lower and the upper corner of a box, in metres.
+# The lower and the upper corner of a box, in meters.
 Workspace: TypeAlias = Sequence[Sequence[float]]
 
 CONTROL_SECONDS = 0.05  # between two actions
-SPEED = 0.5  # share of the published joint velocities that an action of 1 stands for
-# Radians per second, and radians in one action, of each joint; both [7, 1].
+SPEED = 0.5  # share of the published joint velocities for an action of 1
+# Radians per second, and radians per action, of each joint; both [7, 1].
 ACTION_VELOCITY = (SPEED * VELOCITY_MAX)[:, None]
 ACTION_STEP = (SPEED * VELOCITY_MAX * CONTROL_SECONDS)[:, None]
-# Where points to reach are: x forward, y left, z up, in metres.
+# The region of points to reach: x forward, y left, z up, in meters.
 POINT_LOW, POINT_HIGH = np.array([0.3, -0.3, 0.1]), np.array([0.6, 0.3, 0.5])
-HOME_NOISE = 0.1  # radians by which the arm starts away from its home, at most
-# Shares of it that are tried where the hand would be out of the workspace.
+HOME_NOISE = 0.1  # the most radians between the arm's start and its home
+# Shares of this noise that are tried if the hand would be outside the workspace.
 _SHARES_OF_NOISE = (1, 0.5, 0.25, 0)
 REACH_RADIUS = 0.05
 REACH_STATES, REACH_ACTIONS = 16, 7
-OWN_STATES = 10  # of the arm alone: joints and hand, which come first
-GRIPPER_THRESHOLD = 0.5  # number of an action above which the gripper closes; below its negative it opens
+OWN_STATES = 10  # states of the arm alone: joints and hand, which come first
+GRIPPER_THRESHOLD = 0.5  # value of an action above which the gripper closes; below its negative it opens
 REACH_INSTRUCTION = "move the hand to the marked point"
-# Scales that bring observations to the size of 1.
+# Scales that bring observations to about 1.
 _MIDDLE, _SPREAD = np.array([0.45, 0.0, 0.25])[:, None], 0.25
 NEAR = 0.1
-# Of a motion that a person commands: metres and radians a second of a motion of 1.
+# For motions commanded by a person: meters and radians per second at full deflection.
 HAND_SPEED: Final = 0.25
 TURN_SPEED: Final = 1.0
 _DAMPING: Final = 1e-3
-_DIRECTION_WEIGHT: Final = 0.3  # how much the hand's direction counts, in metres by a unit of it
+_DIRECTION_WEIGHT: Final = 0.3  # the weight of the hand's direction, in meters per unit
 _NUDGE: Final = 1e-5
 _RANGE_MIDDLE, _RANGE = ((JOINT_MAX + JOINT_MIN) / 2)[:, None], ((JOINT_MAX - JOINT_MIN) / 2)[:, None]
 
 
 def scaled_position(points: Array) -> NDArray[np.float64]:
-    """Positions [3, B] in metres, brought to about the size of 1."""
+    """Return positions [3, B], given in meters, scaled to about 1."""
     return (points - _MIDDLE) / _SPREAD
 
 
 def scaled_joints(joints: Array) -> NDArray[np.float64]:
-    """Joints [7, B] in radians, as parts of their range: from -1 to 1."""
+    """Return joints [7, B], given in radians, as fractions of their range from -1 to 1."""
     return (joints - _RANGE_MIDDLE) / _RANGE
 
 
 def write_arm_states(columns: Array, joints: Array, hand: Array, target: Array) -> None:
-    """Fill the first 16 rows of `columns` [S, B]: joints, hand, target, and the way from hand to target.
+    """Fill the first 16 rows of `columns` [S, B]: joints, hand, target, and the vector from hand to target.
 
     Args:
-        columns: what is written to.
+        columns: the array to fill.
         joints: [7, B], in radians.
         hand: [3, B], in metres, the point between the fingertips.
         target: [3, B], in metres.
@@ -75,22 +75,23 @@ def write_arm_states(columns: Array, joints: Array, hand: Array, target: Array) 
 
 
 def distance(points: Array, others: Array) -> NDArray[np.float64]:
-    """Return [B], between points [D, B]."""
+    """Return the distances [B] between points [D, B]."""
     away = points - others
     return np.sqrt(np.einsum("db,db->b", away, away))
 
 
 def start_joints(draws: Array) -> NDArray[np.float64]:
-    """Joints [7, B] around the arm's home, from random numbers [7, B]."""
+    """Return joints [7, B] around the arm's home, from random numbers [7, B]."""
     return HOME[:, None] + HOME_NOISE * (2 * draws - 1)
 
 
 def start_within(draws: Array, workspace: Workspace | None) -> NDArray[np.float64]:
-    """Joints [7, 1] around the arm's home, from random numbers [7, 1]; nearer to it where the hand would be outside.
+    """Return joints [7, 1] around the arm's home, from random numbers [7, 1]; closer to home if the hand would be
+    outside.
 
     Args:
-        draws: the draws from 0 to 1.
-        workspace: the lower and the upper corner [3] of the box that the hand stays in; None: everywhere.
+        draws: the random numbers, from 0 to 1.
+        workspace: the lower and the upper corner [3] of the hand's box; None: no limit.
     """
     joints = HOME[:, None]
     for share in _SHARES_OF_NOISE:
@@ -101,7 +102,7 @@ def start_within(draws: Array, workspace: Workspace | None) -> NDArray[np.float6
 
 
 def is_within(point: Array, workspace: Workspace | None) -> bool:
-    """Return whether a point [3] is in a workspace, which may be None: everywhere."""
+    """Return whether a point [3] is in a workspace; None: no limit."""
     return workspace is None or bool((point >= workspace[0]).all() and (point <= workspace[1]).all())
 
 
@@ -109,7 +110,7 @@ def points_within(workspace: Workspace | None) -> tuple[NDArray[np.float64], NDA
     """Return the corners [3] of the box that points to reach are drawn from, within a workspace.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such box.
     """
     if workspace is None:
         return POINT_LOW, POINT_HIGH
@@ -124,7 +125,7 @@ def points_within(workspace: Workspace | None) -> tuple[NDArray[np.float64], NDA
 
 
 def between(low: Array, high: Array, draws: Array) -> NDArray[np.float64]:
-    """Points [D, B] in the box from `low` to `high` [D], from random numbers [D, B]."""
+    """Return points [D, B] in the box from `low` to `high` [D], from random numbers [D, B]."""
     return low[:, None] + (high - low)[:, None] * draws
 
 
@@ -139,22 +140,22 @@ def reach_potential(target: Array, hand: Array) -> NDArray[np.float64]:
 
 
 def reached(target: Array, hand: Array) -> NDArray[np.bool_]:
-    """Bool [B], success of `reach`."""
+    """Return bool [B], success of `reach`."""
     return distance(target, hand) < REACH_RADIUS
 
 
 def check_task(env_type: str, task: str, tasks: Sequence[str], options: Mapping[str, Any], known: str = "") -> None:
-    """Refuse what an environment does not have.
+    """Refuse a task or options that an environment lacks.
 
     Args:
-        env_type: its kind, for the message.
-        task: what is asked for.
-        tasks: what there is.
-        options: what is asked for besides.
-        known: the options that there are, none by default.
+        env_type: the environment type, for the message.
+        task: the requested task.
+        tasks: the known tasks.
+        options: the requested options.
+        known: the known options, none by default.
 
     Raises:
-        ConfigError: the task or an option is not known.
+        ConfigError: the task or an option is unknown.
     """
     strange = [name for name in options if name not in known.split()]
     if task in tasks and not strange:
@@ -167,10 +168,10 @@ def check_task(env_type: str, task: str, tasks: Sequence[str], options: Mapping[
 
 
 def steered(joints: Array, motion: HandMotion, grips: bool) -> NDArray[np.float32]:
-    """Return the action, float32 [7], or [8] with a gripper, that moves the hand as commanded in one step: damped
+    """Return the action, float32 [7], or [8] with a gripper, that moves the hand as commanded in one step, by damped
     least squares.
 
-    The hand may move slower than asked, never in another direction: all joints are slowed down together.
+    The hand may move slower than commanded, but never in another direction: all joints are slowed down together.
 
     Args:
         joints: [7], in radians.
@@ -183,7 +184,7 @@ def steered(joints: Array, motion: HandMotion, grips: bool) -> NDArray[np.float3
     wanted = np.concatenate((way, _DIRECTION_WEIGHT * np.cross(turn, axis)))
     jacobian = _jacobian(joints)
     move = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(6), wanted)
-    move[6] += turn @ axis  # the last joint turns the hand about its own direction, and nothing else does
+    move[6] += turn @ axis  # the last joint only rotates the hand about its own direction
     action = move / ACTION_STEP[:, 0]
     action /= max(1.0, float(np.abs(action).max()))
     grip = [1.0 if motion.gripper_closed else -1.0] if grips else []
@@ -191,7 +192,7 @@ def steered(joints: Array, motion: HandMotion, grips: bool) -> NDArray[np.float3
 
 
 def _jacobian(joints: Array) -> NDArray[np.float64]:
-    """Return [6, 7], of the hand's position and its weighted direction."""
+    """Return the Jacobian [6, 7] of the hand's position and its weighted direction."""
     nudged = np.column_stack((joints, joints[:, None] + _NUDGE * np.eye(7)))
     poses = np.concatenate(hand_pose(nudged))
     jacobian = (poses[:, 1:] - poses[:, :1]) / _NUDGE

@@ -1,8 +1,8 @@
 """Forward kinematics of the Franka Emika Panda (Franka Research 3 has the same), in numpy, for many arms at once.
 
-Modified Denavit-Hartenberg parameters (Craig's convention) and joint limits as Franka publishes them:
-https://frankaemika.github.io/docs/control_parameters.html. The transform of joint i from its parent is
-Rot_x(alpha) Trans_x(a) Rot_z(theta) Trans_z(d).
+Modified Denavit-Hartenberg parameters (Craig's convention) and joint limits as published by Franka:
+https://frankaemika.github.io/docs/control_parameters.html. The transform of joint i from its parent is Rot_x(alpha)
+Trans_x(a) Rot_z(theta) Trans_z(d).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class Link(NamedTuple):
-    """One row of the table: `a` and `d` in metres, `alpha` in quarter turns."""
+    """One row of the table: `a` and `d` in meters, `alpha` in quarter turns."""
 
     a: float
     d: float
@@ -30,10 +30,10 @@ LINKS = (
     Link(0.0, 0.0, 1),
     Link(0.088, 0.0, 1),
 )
-# From the last joint to the flange, and from there to the point between the fingertips of the Franka Hand, in metres.
+# From the last joint to the flange, and from there to the point between the fingertips of the Franka Hand, in meters.
 FLANGE = 0.107
 FINGERTIPS = 0.1034
-# In radians, and radians per second.
+# Radians, and radians per second.
 JOINT_MIN = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973])
 JOINT_MAX = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973])
 VELOCITY_MAX = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])
@@ -46,7 +46,7 @@ def points_on_hand(joints: NDArray[np.floating], heights: tuple[float, ...]) -> 
 
     Args:
         joints: [7, B], in radians.
-        heights: K heights above the frame of the last joint, in metres; `FLANGE + FINGERTIPS` is the tool centre point.
+        heights: K heights above the frame of the last joint, in meters; `FLANGE + FINGERTIPS` is the tool center point.
 
     Returns:
         [3, K, B]: x (forward), y (left), z (up), in metres from the base.
@@ -55,7 +55,7 @@ def points_on_hand(joints: NDArray[np.floating], heights: tuple[float, ...]) -> 
     shape = (len(heights), joints.shape[1])
     x, y = np.zeros(shape), np.zeros(shape)
     z = np.broadcast_to(np.array(heights)[:, None], shape)
-    # From the hand back to the base: each joint turns and shifts what comes after it.
+    # From the hand back to the base: each joint rotates and shifts everything after it.
     for index in range(len(LINKS) - 1, -1, -1):
         a, d, alpha = LINKS[index]
         sine, cosine = sines[index], cosines[index]
@@ -70,7 +70,7 @@ def points_on_hand(joints: NDArray[np.floating], heights: tuple[float, ...]) -> 
 
 
 def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return where the point between the fingertips is, and the direction in which the hand points; both [3, B].
+    """Return the position of the point between the fingertips, and the hand's direction; both [3, B].
 
     Args:
         joints: [7, B], in radians.
@@ -80,7 +80,7 @@ def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArra
 
 
 def arm_points(joints: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the points between which the arm is straight, from the base to the fingertips, [K, 3, B] in metres.
+    """Return the ends of the arm's straight segments, from the base to the fingertips, [K, 3, B] in meters.
 
     Args:
         joints: [7, B], in radians.

@@ -34,21 +34,21 @@ from rlinf_core.placement.environment import process_environment
 if TYPE_CHECKING:
     from rlinf_core.config.machines.cluster import ClusterConfig
 
-# Within which a controller must answer a person; a run is more patient.
+# The time limit of a controller's answer to a person; a run is more patient.
 SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A robot of a file.
+    """A robot that a job file declares.
 
     Attributes:
         group: label of its node group.
         type: the type of hardware.
         node: rank of its node.
-        address: the address of its controller, as `HOST:PORT`; None: it has none that is known.
-        robot: the robot, as its node knows it; as it is written where a variable of the node is missing here.
-        problem: why the address is not known; None: it is.
+        address: the address of its controller, as `HOST:PORT`; None: unknown.
+        robot: the robot with its node's variables substituted, or as written if a variable is missing here.
+        problem: why the address is unknown; None: it is known.
     """
 
     group: str
@@ -60,12 +60,12 @@ class Listed:
 
     @property
     def arm(self) -> Franka | None:
-        """The arm; None: its driver is a package of the user's."""
+        """The arm; None for a robot with a custom driver."""
         return self.robot if isinstance(self.robot, Franka) else None
 
 
 def list_robots(cluster: ClusterConfig) -> list[Listed]:
-    """Return the robots that a file declares, in its order; variables are those of this node."""
+    """Return the robots that a file declares, in order, with the variables of this node."""
     listed: list[Listed] = []
     for group in cluster.node_groups:
         for written in group.hardware.configs if group.hardware else ():
@@ -89,10 +89,10 @@ def _address_of(unit: RobotUnit) -> str | None:
 
 
 def chosen_arm(robots: Sequence[Listed], name: str | None) -> Franka:
-    """Return the arm that is meant by the rank of its node or by its address; the only one without either.
+    """Return the arm with the given node rank or address; without either, the only arm.
 
     Raises:
-        RLinfError: there is none, or there are several.
+        RLinfError: no arm or several match.
     """
     arms = [robot.arm for robot in robots if robot.arm is not None and robot.problem is None]
     unknown = [robot.problem for robot in robots if robot.problem and name in (None, str(robot.node), robot.address)]
@@ -118,11 +118,10 @@ def chosen_arm(robots: Sequence[Listed], name: str | None) -> Franka:
 
 
 def chosen_robot(robots: Sequence[Listed], name: str | None) -> RobotUnit:
-    """Return the robot, of any type, that is meant by the rank of its node or by its address; the only one without
-    either.
+    """Return the robot, of any type, with the given node rank or address; without either, the only robot.
 
     Raises:
-        RLinfError: there is none, or there are several.
+        RLinfError: no robot or several match.
     """
     matching = [robot for robot in robots if name in (None, str(robot.node), robot.address)]
     if len(matching) == 1:
@@ -163,8 +162,7 @@ def _answer(robot: Listed) -> dict[str, Any]:
 
 
 def check(arm: Franka, options: RobotEnvOptions | None = None) -> list[ArmCheck]:
-    """Return all checks of an arm, and of the cameras of its environment. Nothing is moved, and the lease is not
-    taken."""
+    """Return all checks of an arm and of its environment's cameras, without motion and without the lease."""
     own = options is not None and bool(options.cameras)
     try:
         with FrankaClient(arm, seconds=SECONDS) as client:
@@ -180,21 +178,21 @@ def check(arm: Franka, options: RobotEnvOptions | None = None) -> list[ArmCheck]
 
 
 def _opened(arm: Franka, options: RobotEnvOptions | None) -> list[str]:
-    """Return serial numbers of the cameras that the environment reads, not the controller."""
+    """Return serial numbers of the cameras that the environment reads instead of the controller."""
     return [] if options is None else [serial for serial in options.serials(arm.camera_serials).values() if serial]
 
 
 def reset(arm: Franka, options: RobotEnvOptions | None = None) -> ArmState:
-    """Lead an arm to its home with an open gripper; it may be moved again afterwards.
+    """Move an arm to its home with an open gripper, which also ends a stop.
 
     Args:
-        arm: which one.
-        options: the cameras of its environment, which the controller does not read; None: it has none.
+        arm: the arm.
+        options: the environment's cameras, which the controller does not read; None: no cameras.
 
     Raises:
-        RobotLeaseError: a job holds it.
-        RobotCheckError: it is not fit to move.
-        RobotError: anything else of `FrankaClient`.
+        RobotLeaseError: a job holds the arm.
+        RobotCheckError: a check has failed.
+        RobotError: any other error of `FrankaClient`.
     """
     with _held(arm, _opened(arm, options)) as client:
         return client.reset(HOME)
@@ -220,19 +218,19 @@ def teleop(
     """Let a person move an arm from its current pose until they press the key for success or failure, or Ctrl-C.
 
     Args:
-        arm: which one.
+        arm: the arm.
         source: an intervention source.
         options: the options of the device.
         emit: receives a line at the start and at the end.
-        seen: the cameras of its environment, which a person at a page is shown; None: it has none.
+        seen: the environment's cameras, shown to a person at a page; None: no cameras.
 
     Returns:
-        How many control periods the person moved it.
+        The number of control periods in which the person moved the arm.
 
     Raises:
-        RobotLeaseError: a job holds it.
+        RobotLeaseError: a job holds the arm.
         InterventionError: the device cannot be opened or was lost; the arm stops.
-        RobotError: anything else of `FrankaClient`.
+        RobotError: any other error of `FrankaClient`.
     """
     with ExitStack() as stack:
         client = stack.enter_context(_held(arm, _opened(arm, seen)))
@@ -242,7 +240,7 @@ def teleop(
         person = stack.enter_context(closing(open_source(source, steered_arm, options)))
         moved = 0
         try:
-            # Ends a stop; the arm stays where it is, and its gripper opens.
+            # Ends a stop; the arm stays in place, and its gripper opens.
             steered_arm.see(client.reset(steered_arm.joints))
             emit(f"{client.where} follows the {source}; Ctrl-C ends")
             while True:
@@ -267,11 +265,11 @@ def teleop(
 
 
 def _held(arm: Franka, seen: Sequence[str] = ()) -> FrankaClient:
-    """Return a client that holds an arm which is fit to move."""
+    """Return a client that holds the arm, after successful checks."""
     client = FrankaClient(arm, seconds=SECONDS)
     try:
         checks = [] if arm.disable_validate else check_arm(client, arm, seen)
-        # Who holds it is said by `acquire`; a hand outside of its workspace may be led back in.
+        # `acquire` reports the holder; a hand outside the workspace may be led back in.
         refuse_faults(client, [result for result in checks if result.name not in ("lease", "workspace")])
         client.acquire()
     except BaseException:
@@ -305,7 +303,7 @@ class _SteeredArm:
         self.scene = ArmScene(state.joints, None, time.monotonic())
 
     def views(self, row: int) -> list[CameraView]:
-        return [] if self.cameras is None else self.cameras.views()  # without, a person stands beside the arm
+        return [] if self.cameras is None else self.cameras.views()  # without cameras, a person stands beside the arm
 
     def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         return steered(self.joints, motion, grips=True)
@@ -318,5 +316,5 @@ class _SteeredArm:
 
 
 def as_record(checks: Sequence[ArmCheck]) -> list[dict[str, Any]]:
-    """Return checks as they are printed as JSON."""
+    """Return checks in the form for JSON output."""
     return [asdict(result) for result in checks]

@@ -1,4 +1,4 @@
-"""The cameras of a file's robots by hand: look through them, measure them. `rlinf robot` calls these functions."""
+"""The cameras of a file's robots, used by hand: view and measure them. `rlinf robot` calls these functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_core.foreign.files import write_fault
 from rlinf_core.hardware.robots.franka import Franka
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 
-# Seconds in which frames are counted.
+# The time for counting frames, in seconds.
 _WATCHED: Final = 1.0
 
 
@@ -28,7 +28,7 @@ def opened(robot: RobotUnit, options: RobotEnvOptions, scene: Callable[[], ArmSc
 
     Raises:
         ConfigError: a package is missing, or a camera has no serial number or no driver.
-        CameraError: a camera is not there, or gives no frame.
+        CameraError: a camera is missing, or gives no frame.
     """
     cameras = CameraSet(options, robot, place_of(robot), scene)
     try:
@@ -45,7 +45,7 @@ def place_of(robot: RobotUnit) -> str:
 
 
 def scene_of(robot: RobotUnit, options: RobotEnvOptions, seconds: float) -> Callable[[], ArmScene] | None:
-    """Return the present scene of an arm, where one of its cameras shows it; nothing moves meanwhile.
+    """Return a constant scene of an arm, if one of its cameras renders it; the arm must not move meanwhile.
 
     Raises:
         RobotUnreachableError: the controller does not answer.
@@ -62,12 +62,12 @@ def scene_of(robot: RobotUnit, options: RobotEnvOptions, seconds: float) -> Call
 def look_through(
     robot: RobotUnit, options: RobotEnvOptions, seconds: float
 ) -> tuple[list[CameraState], list[CameraView]]:
-    """Return the state of a robot's cameras after a second of frames, and what they see.
+    """Return the states of a robot's cameras after a second of frames, and their images.
 
     Raises:
         ConfigError: a package is missing, or a camera has no serial number or no driver.
-        CameraError: a camera is not there, or gives no frame.
-        RobotUnreachableError: a view of the scene is asked for, and the controller does not answer.
+        CameraError: a camera is missing, or gives no frame.
+        RobotUnreachableError: a camera renders the scene, and the controller does not answer.
     """
     with opened(robot, options, scene_of(robot, options, seconds)) as cameras:
         time.sleep(_WATCHED)
@@ -75,7 +75,7 @@ def look_through(
 
 
 def check_own_cameras(robot: RobotUnit, options: RobotEnvOptions, seconds: float) -> ArmCheck:
-    """Judge whether each camera of the environment's options sees something now."""
+    """Check whether each camera in the environment's options has a recent frame."""
     try:
         states, _ = look_through(robot, options, seconds)
     except (CameraError, ConfigError) as error:
@@ -91,10 +91,10 @@ def described(state: CameraState) -> str:
 
 
 def save_pictures(folder: Path, views: Sequence[CameraView]) -> list[Path]:
-    """Write each picture as `CAMERA.png`, and return the files.
+    """Write each image as `CAMERA.png`, and return the files.
 
     Raises:
-        RLinfError: one cannot be written.
+        RLinfError: an image cannot be written.
     """
     from PIL import Image
 

@@ -13,14 +13,14 @@ class RobotError(RuntimeFailure):
 
 
 class RobotUnreachableError(RobotError):
-    """Nothing answers at the robot's address, or something else than its controller does."""
+    """Nothing answers at the robot's address, or something other than its controller."""
 
 
 class RobotLeaseError(RobotError):
     """Another client holds the robot, or this process does not.
 
     Attributes:
-        holder: the holder's self-chosen name; None: none.
+        holder: the holder's self-chosen name; None: no holder.
     """
 
     def __init__(self, message: str, *, holder: str | None, **about: str | None) -> None:
@@ -36,7 +36,7 @@ class RobotStoppedError(RobotError):
     """The arm stands still after a stop and moves again only after a reset.
 
     Attributes:
-        reason: why it was stopped.
+        reason: why the arm was stopped.
     """
 
     def __init__(self, reason: str, *, where: str | None = None, help: str | None = None) -> None:
@@ -45,7 +45,7 @@ class RobotStoppedError(RobotError):
 
 
 class RobotSilentError(RobotStoppedError):
-    """The arm was stopped on its way because nothing was heard from this process for two control periods."""
+    """The arm was stopped during a motion, because this process was silent for two control periods."""
 
 
 class RobotLateError(RobotError):
@@ -57,7 +57,7 @@ class RobotCheckError(RobotError):
 
 
 class RobotRefusedError(RobotError):
-    """The controller rejected a request: too fast, not a number, or during another motion."""
+    """The controller rejected a request: too fast, non-finite, or during another motion."""
 
 
 def refusal_error(reply: Mapping[str, Any], where: str) -> RobotError:

@@ -1,4 +1,4 @@
-"""The checks before an arm moves: controller, link, limits, cameras, lease, workspace. Nothing is moved by them."""
+"""The checks before an arm moves: controller, link, limits, cameras, lease, workspace. They move nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from recipes.embodied.robots.wire_protocol import ArmState, ControllerFacts
 from rlinf_core.hardware.robots.franka import Franka
 
 Verdict: TypeAlias = Literal["ok", "fault", "skipped"]
-# Versions that were tried, by the name of the controller: the first that is supported, and the first that is not.
+# Tested versions by the name of the controller: the first supported version, and the first unsupported one.
 CONTROLLERS: Final = {"rlinf-simulated": ((3, 0), (4, 0)), "rlinf-franka": ((3, 0), (4, 0))}
-# Age of a camera's newest frame, in seconds, from which on it counts as frozen.
+# The age of a camera's newest frame, in seconds, from which it counts as frozen.
 FRAME_AGE: Final = 0.5
 _ROUNDS, _QUESTIONS = 3, 40  # of the measurement of the link
 _TOLERANCE: Final = 1e-6  # radians
@@ -31,10 +31,10 @@ class ArmCheck:
     """One check of an arm.
 
     Attributes:
-        name: what was looked at, in a word.
-        verdict: how it ended.
-        message: what was found.
-        help: what to do about a fault; None: nothing.
+        name: the subject of the check, in a word.
+        verdict: the result.
+        message: the finding.
+        help: the remedy for a fault; None: no fault.
     """
 
     name: str
@@ -66,10 +66,10 @@ def check_arm(client: FrankaClient, arm: Franka, opened: Collection[str] = ()) -
 
 
 def refuse_faults(client: FrankaClient, checks: list[ArmCheck]) -> None:
-    """Do nothing where no check found a fault.
+    """Do nothing if no check found a fault.
 
     Raises:
-        RobotCheckError: one did; all faults are listed.
+        RobotCheckError: a check found a fault; all faults are listed.
     """
     faults = [check for check in checks if check.verdict == "fault"]
     if faults:
@@ -82,7 +82,7 @@ def refuse_faults(client: FrankaClient, checks: list[ArmCheck]) -> None:
 
 
 def check_version(facts: ControllerFacts) -> ArmCheck:
-    """Judge the version of the controller by the table."""
+    """Check the version of the controller against `CONTROLLERS`."""
     named = f"{facts.controller} {facts.version}" + (f", firmware {facts.firmware}" if facts.firmware else "")
     versions = CONTROLLERS.get(facts.controller)
     if versions is None:
@@ -99,7 +99,7 @@ def check_version(facts: ControllerFacts) -> ArmCheck:
 
 
 def check_latency(rounds: list[list[float]], period: float) -> ArmCheck:
-    """Judge the link by the 99th percentile of its best round: a machine may be briefly busy."""
+    """Check the link by the 99th percentile of its best round, since a machine may be briefly busy."""
     best = min(float(np.quantile(latencies, 0.99)) for latencies in rounds)
     measured = f"99 of 100 responses within {1000 * best:.1f} ms; the control period is {1000 * period:g} ms"
     if best <= period:
@@ -109,7 +109,7 @@ def check_latency(rounds: list[list[float]], period: float) -> ArmCheck:
 
 
 def check_limits(facts: ControllerFacts) -> ArmCheck:
-    """Judge whether the controller keeps the limits of joints that are published for the arm."""
+    """Check that the controller's joint limits are within the arm's published ones."""
     wider = [
         name
         for name, theirs, ours, sign in (
@@ -129,7 +129,7 @@ def check_limits(facts: ControllerFacts) -> ArmCheck:
 
 
 def check_workspace(arm: Franka, state: ArmState) -> ArmCheck:
-    """Judge whether the hand is where it may be, now and at the arm's home, around which episodes start."""
+    """Check that the hand is in its workspace, now and at the arm's home, around which episodes start."""
     if arm.workspace is None:
         return ArmCheck("workspace", "skipped", "none is set for this arm; the controller's own applies")
     hand, home = (hand_pose(joints[:, None])[0][:, 0] for joints in (state.joints, HOME))
@@ -146,7 +146,7 @@ def check_workspace(arm: Franka, state: ArmState) -> ArmCheck:
 
 
 def check_cameras(arm: Franka, state: ArmState, opened: Collection[str] = ()) -> ArmCheck:
-    """Judge whether each camera that the controller reads sees something now."""
+    """Check that each camera that the controller reads has a recent frame."""
     watched = [serial for serial in arm.camera_serials if serial not in opened]
     if not watched:
         return ArmCheck("cameras", "skipped", "the controller reads none")
@@ -160,7 +160,7 @@ def check_cameras(arm: Franka, state: ArmState, opened: Collection[str] = ()) ->
 
 
 def frozen(serials: Collection[str], state: ArmState) -> str | None:
-    """Return the fault of cameras that the controller reads; None: none."""
+    """Return the fault of cameras that the controller reads; None if they are fine."""
     for serial in serials:
         age = state.cameras.get(serial)
         if age is None:
@@ -171,17 +171,17 @@ def frozen(serials: Collection[str], state: ArmState) -> str | None:
 
 
 def check_lease(facts: ControllerFacts) -> ArmCheck:
-    """Judge whether somebody holds the arm."""
+    """Check whether somebody holds the arm."""
     if facts.holder is None:
         return ArmCheck("lease", "ok", "the arm is free")
     return ArmCheck("lease", "fault", f"{facts.holder} holds the arm", "end that process, or wait until it is done")
 
 
 def watch_cameras(client: FrankaClient, arm: Franka, state: ArmState, cameras: CameraSet | None = None) -> None:
-    """Stop the arm where one of its cameras is frozen: of `cameras`, or of those that the controller reads.
+    """Stop the arm if a camera is frozen, among `cameras` or those that the controller reads.
 
     Raises:
-        CameraError: one is.
+        CameraError: a camera is frozen.
     """
     try:
         if cameras is not None:

@@ -1,6 +1,6 @@
 """The motors of an SO-101 arm, a follower or a leader, by lerobot's bus of Feetech motors."""
 
-# lerobot is an optional package of interpreters of its own.
+# lerobot is an optional package in separate interpreters.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
@@ -25,22 +25,22 @@ from rlinf_core.process.requirements import missing_modules
 
 JOINTS: Final = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
 _MODEL: Final = "sts3215"
-_STEPS: Final = 4095  # of a turn, as the motors count
+_STEPS: Final = 4095  # per turn, in the motors' units
 _RETRIES: Final = 2
 T = TypeVar("T")
 
 
 class SO101Bus:
-    """The connected motors of one arm. Positions are degrees from the middle of a range; the gripper's are per cent.
+    """The connected motors of one arm. Positions are degrees from the middle of a range; the gripper's are percent.
 
     Args:
         device: the serial port.
-        calibration: a file of `lerobot-calibrate`; None: what the motors hold.
-        where: the arm and its place, for errors.
+        calibration: a file of `lerobot-calibrate`; None: the calibration in the motors.
+        where: the arm and its port, for errors.
 
     Attributes:
         low: [6], the lowest position of each joint.
-        high: [6], the highest.
+        high: [6], the highest position of each joint.
 
     Raises:
         ConfigError: lerobot is not installed, or the file is no calibration of this arm.
@@ -57,7 +57,7 @@ class SO101Bus:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the motors hold the calibration that is used here."""
+        """Whether the motors hold the calibration in use."""
         return self._asked(lambda: bool(self._bus.is_calibrated))
 
     def read(self) -> NDArray[np.float64]:
@@ -79,7 +79,7 @@ class SO101Bus:
         self._asked(lambda: self._bus.sync_write("Goal_Position", goals))
 
     def hold(self, holds: bool) -> None:
-        """Let the motors hold their targets, or be moved by hand.
+        """Have the motors hold their targets, or release them to be moved by hand.
 
         Raises:
             RobotLinkLostError: the motors do not answer.
@@ -95,7 +95,7 @@ class SO101Bus:
         self._asked(lambda: self._bus.disconnect(disable_torque=False))
 
     def _asked(self, call: Callable[[], T], kind: type[RobotError] = RobotLinkLostError) -> T:
-        """Return what the bus answers; raises a `kind` where it does not."""
+        """Return the result of a bus call; raise a `kind` if the bus does not answer."""
         try:
             return call()
         except (OSError, RuntimeError) as error:
@@ -108,7 +108,7 @@ class SO101Bus:
 
 
 def _open_bus(device: str, calibration: str | None) -> Any:
-    """Return the connected bus of an arm, with the calibration of a file, else that of its motors.
+    """Return the connected bus of an arm, with the calibration of a file, or else of its motors.
 
     Raises:
         ConfigError: lerobot is not installed, or the file is no calibration of this arm.
@@ -144,13 +144,13 @@ def _open_bus(device: str, calibration: str | None) -> Any:
     return bus
 
 
-_WARNING_STEPS: Final = 40  # between two lines about arms that are too far apart
+_WARNING_STEPS: Final = 40  # steps between two warnings about arms that are too far apart
 _log = logging.getLogger("rlinf.robots")
 
 
 class LeaderSource(PersonSource):
-    """Takes over when the leader is moved near the arm's own pose; the arm then follows its joints at its own speed,
-    each from the moment on in which the person has moved it: a gripper that holds something keeps holding it.
+    """Takes over when the leader is moved close to the arm's pose. The arm then follows at its own speed each joint
+    that the person has moved, so that an unmoved gripper keeps its grip.
     """
 
     options_model = LeaderOptions
@@ -171,10 +171,10 @@ class LeaderSource(PersonSource):
         except RobotError as error:
             raise self._lost(error) from error
         self._unwarned_steps = 0
-        self._moved = np.zeros(len(JOINTS), np.bool_)  # joints that the person has moved in this takeover
+        self._moved = np.zeros(len(JOINTS), np.bool_)  # joints moved by the person in this takeover
 
     def poll(self) -> Controls:
-        """See `PersonSource`: engaged while the leader moves, and while the arm is on its way to where it stands."""
+        """See `PersonSource`: engaged while the leader moves, and until the arm has reached its pose."""
         try:
             self._joints = self._bus.read()
         except RobotError as error:
@@ -209,11 +209,11 @@ class LeaderSource(PersonSource):
         away = self._away()
         held = self._joints - np.array([away.get(joint, 0.0) for joint in JOINTS])
         following = self.env.follow(np.where(self._moved, self._joints, held), 0)
-        assert following is not None  # the source was opened with it
+        assert following is not None  # the source was opened with a leader
         return following
 
     def _away(self) -> dict[str, float]:
-        """Return the way of each joint from the arm's target to the leader."""
+        """Return the distance of each joint from the arm's target to the leader."""
         following = self.env.follow(self._joints, 0)
         return {} if following is None else following.away
 

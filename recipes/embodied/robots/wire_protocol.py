@@ -1,7 +1,7 @@
 """The messages between a client and an arm's controller, over TCP.
 
 Each message is one line of JSON in UTF-8, an object of at most 4096 bytes. A request has an `op` and an `id`; the reply
-repeats the id and says `ok`. Nothing is unpickled or evaluated, and a line that is anything else ends the connection.
+repeats the id and says `ok`. Nothing is unpickled or evaluated, and any other line ends the connection.
 
     {"op": "acquire", "id": 1, "holder": "process 71 on lab-3", "heartbeat": 2.0}
     {"id": 1, "ok": true, "joints": [...], "gripper_closed": false, "stopped": null, "holder": "process 71 on lab-3"}
@@ -19,20 +19,20 @@ repeats the id and says `ok`. Nothing is unpickled or evaluated, and a line that
 
 A `move` sets the target that the arm follows, and is answered at the end of its control period: with the accepted
 `target`, the measured `joints`, which may lag behind it, the `mode` of the arm, and the `success_rate` of its commands.
-No rest is needed between two of them.
+No pause is needed between moves.
 
-`close_gripper` is true, false, or null: it stays. `after` is the `clock` of the reply that a `move` follows, `waited`
-the seconds since that came. A `workspace` is two points [x, y, z] in metres between which the hand must stay. A
-`gripper` is an object of a `type` (`franka`, `robotiq`) and a `connection`, the device that it is attached to, or null
-where it is the arm's own.
+`close_gripper` is true, false, or null to leave the gripper. `after` is the `clock` of the reply that a `move` follows,
+`waited` the seconds since that came. A `workspace` is two points [x, y, z] in meters, the corners of the box in which
+the hand must stay. A `gripper` is an object with a `type` (`franka`, `robotiq`) and a `connection`, the device that it
+is attached to, or null for the arm's own.
 
-A holder that says nothing for its heartbeat, or whose connection ends, loses the lease, and the arm stops. While the
-arm moves silence of two control periods stops it, too: nothing but the holder's signs of life keeps it going.
-A `move` that was under way for longer than that, from the reply it follows until its arrival less the time that its
-sender waited, is refused as `late`. No two clocks are compared.
+A holder that is silent for its heartbeat, or whose connection ends, loses the lease, and the arm stops. A moving arm
+also stops after two control periods of silence: only the holder's signs of life keep it moving. A `move` in transit for
+longer than that, measured from the reply that it follows to its arrival, less the time that its sender waited, is
+refused as `late`. Two clocks are never compared.
 
-Replies of `state` and motions give times in ticks, the controller's own control periods: the present one (`tick`),
-the one in which the holder was last heard (`heard_tick`), and that since which the arm stands still (`still_tick`).
+Replies of `state` and motions give times in ticks, the controller's own control periods: the current one (`tick`), the
+one in which the holder was last heard (`heard_tick`), and the one since which the arm stands still (`still_tick`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Message: TypeAlias = dict[str, Any]
 
 
 class ProtocolError(ValueError):
-    """A line that is not a message, or a message that says nothing meaningful."""
+    """A line that is not a message, or a message with invalid content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class ControllerRequest:
     """One request.
 
     Attributes:
-        op: what is asked.
-        id: the id by which its reply is known.
-        fields: everything else, not checked yet.
+        op: the requested operation.
+        id: the id, which its reply repeats.
+        fields: everything else, unchecked.
     """
 
     op: str
@@ -92,8 +92,8 @@ class Box(NamedTuple):
     """A box along the axes of the arm's base.
 
     Attributes:
-        low: x, y, z in metres.
-        high: likewise.
+        low: the lowest x, y, z, in meters.
+        high: the highest x, y, z, in meters.
     """
 
     low: tuple[float, ...]
@@ -104,7 +104,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     """Return a message as a line.
 
     Raises:
-        ProtocolError: it is too long, or is not valid JSON.
+        ProtocolError: the message is too long, or is not valid JSON.
     """
     try:
         line = json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -119,7 +119,7 @@ def decode(line: bytes) -> Message:
     """Return the message in a line.
 
     Raises:
-        ProtocolError: there is none.
+        ProtocolError: the line holds no message.
     """
     if len(line) > MAX_LINE:
         raise ProtocolError(f"a line of more than {MAX_LINE} bytes")
@@ -130,10 +130,10 @@ def decode(line: bytes) -> Message:
 
 
 def request_of(message: Message) -> ControllerRequest:
-    """Return the request that a message is.
+    """Return a message as a request.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the message is no request.
     """
     fields = dict(message)
     op, number = fields.pop("op", None), fields.pop("id", 0)
@@ -161,7 +161,7 @@ def box_of(corners: object) -> Box:
     """Return the box between two points of three finite numbers, the lower one first.
 
     Raises:
-        ValueError: it is empty, or they are something else.
+        ValueError: the box is empty, or the corners are something else.
     """
     try:
         low, high = _CORNERS.validate_python(corners)
@@ -179,7 +179,7 @@ def _joints(value: object) -> NDArray[np.float64]:
         raise ValueError(f"it is not {NUM_JOINTS} finite numbers") from None
 
 
-# [7], in radians, or in radians a second.
+# [7], in radians, or in radians per second.
 Joints: TypeAlias = Annotated[NDArray[np.float64], PlainValidator(_joints)]
 
 
@@ -193,7 +193,7 @@ class _Fields(BaseModel):
         """Return the fields of a message.
 
         Raises:
-            ProtocolError: one is missing, or holds something else.
+            ProtocolError: a field is missing, or has another type.
         """
         try:
             return cls.model_validate(fields)
@@ -218,10 +218,10 @@ class Acquiring(_Fields):
     """The fields of `acquire`, see the module.
 
     Attributes:
-        holder: who takes the lease, in words.
-        heartbeat: seconds without a sign of life after which they count as lost.
-        gripper: the gripper that is on the arm; None: nothing is said of it.
-        workspace: the box that the hand must stay in; None: nothing is said of it.
+        holder: the name of the client that takes the lease.
+        heartbeat: seconds without a sign of life after which the holder counts as lost.
+        gripper: the gripper on the arm; None: not given.
+        workspace: the box that the hand must stay in; None: not given.
     """
 
     holder: Annotated[_Text, Field(min_length=1)]
@@ -241,8 +241,8 @@ class Moving(_Fields):
 
     Attributes:
         deltas: [7], the motion of the target, in radians.
-        close_gripper: whether the gripper is to close; None: it stays.
-        after: the clock of the reply that it follows; None: it carries no times.
+        close_gripper: whether to close or open the gripper; None: leave it.
+        after: the clock of the reply that it follows; None: the message has no times.
         waited: seconds since that reply came.
     """
 
@@ -252,10 +252,10 @@ class Moving(_Fields):
     waited: _Number | None = None
 
     def delay(self, clock: float) -> float:
-        """Return the seconds that it and the reply before it were under way; 0 if it carries no times.
+        """Return the seconds that the move and the previous reply were in transit; 0 without times.
 
         Raises:
-            ProtocolError: one of the two times is missing.
+            ProtocolError: one of `after` and `waited` is missing.
         """
         if self.after is None:
             return 0.0
@@ -265,19 +265,19 @@ class Moving(_Fields):
 
 
 class ArmState(_Fields):
-    """The position and velocity of an arm, as replies of `state` and motions say it.
+    """The state of an arm, in replies of `state` and motions.
 
     Attributes:
-        joints: [7], measured, in radians.
-        target: [7], to which the arm goes or which it holds, in radians.
-        gripper_closed: whether it was commanded to close.
-        stopped: why it stands still until a reset; None: it does not.
-        holder: name of the holder; None: it is free.
-        mode: what the arm does, in the word of its firmware.
+        joints: [7], measured joint angles, in radians.
+        target: [7], the angles that the arm moves to or holds, in radians.
+        gripper_closed: whether the gripper was commanded to close.
+        stopped: why the arm stands still until a reset; None: it is not stopped.
+        holder: name of the holder; None: the arm is free.
+        mode: the mode of the arm, in its firmware's word.
         success_rate: share of the newest commands that reached the arm in time, from 0 to 1.
-        clipped: a limit made the last motion shorter than asked.
-        cameras: seconds since the newest frame of each camera that the controller sees, by serial number.
-        tick: control periods of the controller's clock.
+        clipped: whether a limit shortened the last motion.
+        cameras: seconds since the newest frame of each camera that the controller reads, by serial number.
+        tick: the controller's clock, in control periods.
         heard_tick: the tick in which the holder was last heard.
         still_tick: the tick since which the arm stands still; None: it moves.
     """
@@ -297,16 +297,16 @@ class ArmState(_Fields):
 
 
 class ControllerFacts(_Fields):
-    """A controller's description of itself, as a reply of `ping` says it.
+    """A controller's description of itself, in a reply of `ping`.
 
     Attributes:
         controller: its name.
         version: its version.
-        firmware: the firmware of the arm; None: it does not say.
+        firmware: the firmware of the arm; None: not reported.
         period: seconds of a control period.
-        velocity: [7], the fastest that each joint is moved, in radians a second.
-        low: [7], the least position of each joint, in radians.
-        high: [7], the greatest, likewise.
+        velocity: [7], the largest velocity of each joint, in radians per second.
+        low: [7], the lowest position of each joint, in radians.
+        high: [7], the highest position of each joint, in radians.
         holder: name of the holder; None: the arm is free.
     """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def robot_options(environments: EnvironmentConfig) -> RobotEnvOptions | None:
-    """Return the options of a robot's environments; None where the environments move no robot."""
+    """Return the options of a robot's environments; None if the environments move no robot."""
     kind = environments.env_type
     if not is_robot(kind):
         return None

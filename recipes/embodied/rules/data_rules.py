@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from recipes.demonstrations.demonstrations import Demonstrations
 
 _PATHS: Path = ("data", "train_data_paths")
-# Rows of larger data sets are looked at when the run starts.
+# Rows of larger data sets are checked only when the run starts.
 _LOOKED_INTO_NUMBERS: Final = 50_000_000
 # Data sets use 29.97 and 30 interchangeably.
 _RATE_ROUNDING: Final = 0.002
@@ -42,9 +42,9 @@ def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report
     """Report data sets that do not exist or are damaged, that differ from each other or do not fit the environments.
 
     Args:
-        config: the whole file.
-        environments: those that a policy of the data acts in; None: none.
-        report: where findings go.
+        config: the configuration of the job.
+        environments: the environments that a policy of the data acts in; None: no environments.
+        report: takes findings.
     """
     paths = config.data.paths
     shapes: list[tuple[Path, DatasetShape]] = []
@@ -55,7 +55,7 @@ def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report
             shape = _hdf5(source, config, at, report) if source.path.endswith(HDF5_ENDINGS) else None
             if not source.path.endswith(HDF5_ENDINGS):
                 info = _lerobot(source, at, report)
-                shape = info.shape(source.path, config.data.state_keys, config.data.columns)
+                shape = info.shape(source.path, config.data.state_columns, config.data.role_columns)
             if shape is None:
                 continue
             shapes.append((at, shape))
@@ -89,7 +89,7 @@ def _reading() -> Any:
 
 
 def _hdf5(source: DataSource, config: PolicyJob, at: Path, report: Report) -> DatasetShape | None:
-    """Return the sizes of an HDF5 file; None where it does not exist, or cannot be read by this Python."""
+    """Return the sizes of an HDF5 file; None if it does not exist, or cannot be read by this Python."""
     if not os.path.isfile(source.path):
         report(at, "unusable-path", f"the file `{source.path}` does not exist", "name an HDF5 file of demonstrations")
         return None
@@ -102,7 +102,7 @@ def _hdf5(source: DataSource, config: PolicyJob, at: Path, report: Report) -> Da
 def _rows(
     source: DataSource, config: PolicyJob, shape: DatasetShape, report: Report, at: Path
 ) -> Demonstrations | None:
-    """Return the numbers of all rows, checked against their description; None where that is too much."""
+    """Return the numbers of all rows, checked against their description; None if there are too many."""
     if not source.path.endswith(HDF5_ENDINGS):
         info = read_info(FilePath(source.path))
         numbers = info.total_frames * (shape.action_size + shape.state_size)
@@ -140,7 +140,7 @@ def _check_content(config: PolicyJob, at: Path, parts: list[Demonstrations], rep
 
 
 def _lerobot(source: DataSource, at: Path, report: Report) -> DatasetInfo:
-    """Return a folder's description of itself, after a check of its files."""
+    """Return the description of a data set's folder, after a check of its files."""
     path, folder = source.path, FilePath(source.path)
     info = read_info(folder)
     check_files(folder, info)
@@ -155,7 +155,7 @@ def _lerobot(source: DataSource, at: Path, report: Report) -> DatasetInfo:
         try:
             check_videos(folder, info, read_episodes(folder, info))
         except DatasetError as error:
-            # The damaged episodes may be those that are left out.
+            # The damaged episodes may be excluded ones.
             severity = Severity.WARNING if source.episodes else Severity.ERROR
             report(at, "unusable-path", _message(error), error.help or "", severity=severity)
     return info
@@ -187,9 +187,7 @@ def _check_environment(
             for data in whole.values():
                 if data.actions.shape[1] != facts.spec.action_size:
                     continue  # reported as a difference between the data sets
-                fitted = _reading().fitted_actions(data, facts.spec, clips=config.data.clip_actions)
-                for note in fitted.notes[len(data.notes) :]:
-                    report(at, "dataset-mismatch", f"{note}: `{data.where}`", severity=Severity.NOTE)
+                _reading().check_range(data, facts.spec)
         except DatasetError as error:
             kind = f"`env_type: {environments.env_type}`"
             report(at, "dataset-mismatch", f"{_message(error)}; {kind}", error.help or "", about=about)
@@ -215,9 +213,9 @@ def check_load_path(config: PolicyJob, environments: EnvironmentConfig | None, r
     """Report an initial checkpoint that is missing, incomplete, or of another policy.
 
     Args:
-        config: the whole file.
-        environments: those that the policy acts in; None: none.
-        report: where findings go.
+        config: the configuration of the job.
+        environments: the environments that the policy acts in; None: no environments.
+        report: takes findings.
     """
     name = config.actor.checkpoint_load_path
     if name is None:
@@ -237,15 +235,15 @@ def check_load_path(config: PolicyJob, environments: EnvironmentConfig | None, r
 
 
 def check_given(config: PolicyJob, environments: EnvironmentConfig, folder: FilePath) -> None:
-    """Check that the policy of a checkpoint is that of the file, before anything starts.
+    """Check, before anything starts, that the policy of a checkpoint is the file's.
 
     Args:
-        config: the whole file.
-        environments: those that the policy acts in.
+        config: the configuration of the job.
+        environments: the environments that the policy acts in.
         folder: a `global_step_N` folder.
 
     Raises:
-        CheckpointError: its statistics are missing, or it is of another policy, or of other observations or actions.
+        CheckpointError: its statistics are missing, or its policy, observations or actions differ.
     """
     fault = fault_of_statistics(folder)
     fault = fault or fault_of_fit(folder, config.actor.model, sizes_of(config, environments).spec)
@@ -254,10 +252,11 @@ def check_given(config: PolicyJob, environments: EnvironmentConfig, folder: File
 
 
 def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:
-    """Return what a checkpoint lacks of its actor's weights."""
+    """Return the fault if a checkpoint lacks weights of its actor."""
     if not os.path.isdir(folder / SHARDS):
+        why = f"it has no folder `{SHARDS}`" if os.path.isdir(folder) else "it is not a folder"
         return FolderFault(
-            f"`{folder}` is not a checkpoint of this recipe: it has no folder `{SHARDS}`",
+            f"`{folder}` is not a checkpoint of this recipe: {why}",
             "name a `global_step_N` folder in the `checkpoints` of a run",
         )
     copy = "copy the complete checkpoint folder, or name another one"

@@ -28,25 +28,28 @@ from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, missing_module, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import NodeGroup
+from rlinf_core.config.ranks import format_range
 from rlinf_core.config.tree import Path
+from rlinf_core.placement.resolve import resolve
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.registry import import_target
+from rlinf_core.topology import ClusterTopology
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.env_spec import EnvSpec
 
 
 class EnvFacts(NamedTuple):
-    """Properties of an environment that other keys of a file have to fit.
+    """Properties of an environment that other keys of a file must fit.
 
     Attributes:
-        has_states: its observations have `states`; None: not known.
-        has_images: its observations have images of some camera; None: not known.
-        max_episode_steps: its own limit; None: not known, or it has none.
-        problem: why it cannot be made, if it cannot.
-        help: what to do about that.
-        spec: the spec of its observations and actions; None: not known, sizes that are not known: 0.
-        control_hz: actions per second; None: not known.
+        has_states: whether its observations have `states`; None: unknown.
+        has_images: whether its observations have images; None: unknown.
+        max_episode_steps: its own limit; None: unknown, or no limit.
+        problem: why it cannot be made; None: it can.
+        help: the remedy.
+        spec: the spec of its observations and actions, with 0 for unknown sizes; None: unknown.
+        control_hz: actions per second; None: unknown.
     """
 
     has_states: bool | None = None
@@ -59,7 +62,7 @@ class EnvFacts(NamedTuple):
 
 
 def env_facts(env_type: str, task: str, options: Mapping[str, Any]) -> EnvFacts:
-    """Make an environment that is cheap to make, and return its description."""
+    """Make an environment that is cheap to make, and return its facts."""
     return _made(env_type, task, json.dumps(dict(options), sort_keys=True, default=str))
 
 
@@ -87,20 +90,20 @@ def _made(env_type: str, task: str, options: str) -> EnvFacts:
 
 
 def episode_limit(config: PolicyJob, environments: EnvironmentConfig) -> int | None:
-    """Return the steps after which an episode is truncated; None where that is not known here."""
+    """Return the steps after which an episode is truncated; None if unknown here."""
     if environments.max_episode_steps is not None:
         return environments.max_episode_steps
     return facts_of(config, environments).max_episode_steps
 
 
 def has_no_limit(config: PolicyJob, environments: EnvironmentConfig) -> bool:
-    """Return whether nothing but the task ends an episode, which is known where the environment was made."""
+    """Return whether only the task ends an episode, which is known once the environment was made."""
     facts = facts_of(config, environments)
     return environments.max_episode_steps is None and facts.spec is not None and facts.max_episode_steps is None
 
 
 def facts_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
-    """Return the facts about environments known here; None if their package or interpreter is elsewhere."""
+    """Return the facts about environments, unknown if their package or interpreter is elsewhere."""
     kind, task = environments.env_type, environments.task
     known = ENV_TYPES.get(kind)
     if is_robot(kind):
@@ -115,7 +118,7 @@ def facts_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
 
 
 def _robot_facts(known: EnvType, options: RobotEnvOptions) -> EnvFacts:
-    """Return the facts about a robot: a driver may have states and cameras of its own."""
+    """Return the facts about a robot, whose driver may add states and cameras."""
     own = known.observes is None
     return EnvFacts(None if own else True, bool(options.cameras) or (None if own else False), known.max_episode_steps)
 
@@ -123,7 +126,7 @@ def _robot_facts(known: EnvType, options: RobotEnvOptions) -> EnvFacts:
 def sizes_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     """Return the requirements on data and weights, `spec` and `control_hz`, as far as known here.
 
-    An environment that takes no package of its own is made.
+    An environment that needs no package of its own is created.
     """
     kind = environments.env_type
     known = ENV_TYPES.get(kind)
@@ -152,12 +155,27 @@ def check_environments(
     config: PolicyJob, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
     """Report a missing task, package, adapter or robot of an environment type."""
-    at: Path = ("env", section, "env_type")
-    kind = environments.env_type
     if isinstance(environments, EvalEnvironmentConfig):
         _check_video(config, environments.video_cfg, report)
-    _check_task(config, section, environments, report)
+    if not _are_those_of_training(config, section, environments):
+        _check_kind(config, section, environments, report)
     check_judge(config, section, environments, report)
+    if is_robot(environments.env_type):
+        _check_robots(config, section, environments, workers, report)
+        check_cameras(config, section, environments, report)
+
+
+def _are_those_of_training(config: PolicyJob, section: str, environments: EnvironmentConfig) -> bool:
+    """Return whether a section leaves its environments to `env.train`, where what is wrong with them is reported."""
+    is_left = not {"env_type", "task", "options"} & environments.model_fields_set
+    return section == "eval" and is_left and getattr(config.env, "train", None) is not None
+
+
+def _check_kind(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Report a missing task, package or class of an environment type."""
+    at: Path = ("env", section, "env_type")
+    kind = environments.env_type
+    _check_task(config, section, environments, report)
     here = runs_in_this_interpreter(config, "env")
     missing = _missing_package(kind)
     if missing and here:
@@ -171,9 +189,6 @@ def check_environments(
         _check_made(config, section, environments, report, here=here)
     elif ":" in kind:
         check_import(config, at, kind, "env", report, is_class=True)
-    if is_robot(kind):
-        _check_robots(config, section, environments, workers, report)
-        check_cameras(config, section, environments, report)
 
 
 def _check_video(config: PolicyJob, wanted: VideoConfig, report: Report) -> None:
@@ -210,10 +225,6 @@ def _check_made(
     config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report, *, here: bool
 ) -> None:
     """Report a task that the simulator does not know, or options that it does not take."""
-    made = (environments.env_type, environments.task, environments.options)
-    train: EnvironmentConfig | None = getattr(config.env, "train", None)
-    if section == "eval" and train is not None and (train.env_type, train.task, train.options) == made:
-        return  # reported at `env.train`
     at = blame(config, ("env", section, "task"), ("env", section, "env_type"))
     if not here:
         message = f"`{environments.task}` cannot be checked here: `env` runs in another interpreter"
@@ -225,7 +236,7 @@ def _check_made(
 
 
 def _missing_package(kind: str) -> str | None:
-    """Return the module that a kind needs and this Python lacks."""
+    """Return the module that an environment type needs and this Python lacks."""
     known = ENV_TYPES.get(kind)
     return known.module if known and known.module and missing_modules([known.module]) else None
 
@@ -255,7 +266,7 @@ def _check_task(config: PolicyJob, section: str, environments: EnvironmentConfig
 
 
 def declares(group: NodeGroup, robot: str | None) -> bool:
-    """Return whether a group has robots that a kind of environment can move: of that type, or with a `driver`."""
+    """Return whether a group has robots that an environment type can move: of that type, or with a `driver`."""
     if group.hardware is None:
         return False
     if robot != DRIVEN:
@@ -277,7 +288,7 @@ def _check_drivers(config: PolicyJob, report: Report) -> None:
 def _check_robots(
     config: PolicyJob, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
-    """Every env worker owns one robot, and has one environment on it."""
+    """Report env workers that do not each have one robot and one environment on it."""
     kind, robot = environments.env_type, ENV_TYPES[environments.env_type].robot
     place = config.cluster.component_placement.get("env")
     if place is None:
@@ -293,6 +304,17 @@ def _check_robots(
             "conflicting-settings",
             f"`env_type: {kind}` needs {named}, but `env` is placed on `{without[0]}`, which declares none",
             f"place `env` on a node group with `hardware: {{type: {robot}, configs: [...]}}`",
+        )
+        return
+    blocks = resolve("env", place.rank_map, place.node_group, ClusterTopology.from_config(config.cluster)).blocks
+    uneven = next((block for block in blocks if len(block.processes) != len(block.resources)), None)
+    if uneven is not None:
+        report(
+            ("cluster", "component_placement", "env"),
+            "conflicting-settings",
+            f"`env_type: {kind}` has one worker per {robot}, but `env` has {len(uneven.processes)} on"
+            f" {len(uneven.resources)}",
+            f"write `placement: {format_range(uneven.resources)}`, without a `:`",
         )
         return
     if robot == DRIVEN:

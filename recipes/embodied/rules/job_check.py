@@ -9,7 +9,6 @@ from recipes.embodied.config import (
     facts,
     group_size,
     resets_each_pass,
-    uses_values,
 )
 from recipes.embodied.config.algorithm_config import PolicyGradientConfig, warmup_steps
 from recipes.embodied.config.batch_sizes import check_batches, evaluates
@@ -28,7 +27,7 @@ from recipes.embodied.rules.option_rules import (
     check_model_options,
     check_running_statistics,
 )
-from recipes.sections.algorithm import ADVANTAGES, check_algorithm_options
+from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -67,7 +66,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_limits(config, report)
     _check_elastic(config, report)
     for section in ("train", "eval") if evaluates(config) else ("train",):
-        # What an evaluation takes from training is checked there.
+        # Settings that an evaluation inherits are checked in training.
         own = section == "train" or is_given(config, ("env", section))
         environments: EnvironmentConfig = getattr(config.env, section)
         _check_shares(config, section, environments, world_sizes.get("env"), report)
@@ -77,7 +76,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
 
 
 def _check_elastic(config: EmbodiedConfig, report: Report) -> None:
-    """Refuse elastic environments of which each is where it is: robots, and those that a person takes part in."""
+    """Refuse elastic environments that cannot move between workers: robots, and those with a person."""
     entry, train = config.cluster.component_placement.get("env"), config.env.train
     if entry is None or not entry.elastic:
         return
@@ -94,7 +93,7 @@ def _check_elastic(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_demonstrations(config: EmbodiedConfig, algorithm: PolicyGradientConfig, report: Report) -> None:
-    """Require demonstrations where their loss has a weight."""
+    """Require demonstrations if their loss has a weight."""
     if algorithm.bc_weight and not config.data.train_data_paths:
         report(
             ("algorithm", "bc_weight"),
@@ -107,7 +106,6 @@ def _check_demonstrations(config: EmbodiedConfig, algorithm: PolicyGradientConfi
 
 def _check_algorithm(config: EmbodiedConfig, algorithm: PolicyGradientConfig, report: Report) -> None:
     has_values = config.actor.model.add_value_head
-    check_algorithm_options(config, algorithm, report)
     check_own_algorithm(config, algorithm.adv_type, algorithm.loss_type, report)
     check_running_statistics(config, algorithm, report)
     _check_demonstrations(config, algorithm, report)
@@ -141,7 +139,7 @@ def _check_algorithm(config: EmbodiedConfig, algorithm: PolicyGradientConfig, re
     last, warmup = config.runner.last_step, warmup_steps(algorithm)
     if warmup and not has_values and algorithm.loss_type != "actor_critic":
         report(
-            ("algorithm", "critic_warmup_steps"),
+            ("algorithm", "options", "critic_warmup_steps"),
             "conflicting-settings",
             "`critic_warmup_steps` trains a value head, but the model has none",
             "remove it, or write `actor.model.add_value_head: true`",
@@ -149,7 +147,7 @@ def _check_algorithm(config: EmbodiedConfig, algorithm: PolicyGradientConfig, re
         )
     elif last is not None and warmup >= last and not config.runner.only_eval:
         report(
-            ("algorithm", "critic_warmup_steps"),
+            ("algorithm", "options", "critic_warmup_steps"),
             "cannot-train",
             f"`critic_warmup_steps: {warmup}` lasts all {last} steps: the policy never learns",
             f"write less than {last}",
@@ -178,8 +176,9 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
     size_at: Path = ("algorithm", "group_size")
     compares = comparing_setting(config)
     if compares is not None and size < 2:
+        key = compares.partition(":")[0]
         report(
-            blame(config, size_at, ("algorithm", compares.partition(":")[0]), ("algorithm", "loss_type")),
+            blame(config, size_at, ("algorithm", key), ("algorithm", "options", key), ("algorithm", "loss_type")),
             "conflicting-settings",
             f"`{compares}` compares the members of a group, but every group has one",
             "write `algorithm.group_size: 8`",
@@ -187,7 +186,7 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Require shards where they are to be kept in the host's memory, and warn of turns that nobody takes."""
+    """Require shards for offloading them to the host's memory, and warn of offloading that frees memory for nobody."""
     fsdp, alone = config.actor.fsdp_config, world_sizes.get("actor") == 1
     if fsdp.cpu_offload and (alone or fsdp.sharding_strategy == "no_shard"):
         why = "a single actor" if alone else "`sharding_strategy: no_shard`"
@@ -216,7 +215,7 @@ def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repo
 
 
 def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
-    """Check that a falling learning rate has an end to fall to, after its warmup."""
+    """Check that a falling learning rate has an end, after its warmup."""
     optim, at = config.actor.optim, ("actor", "optim")
     total = optim.total_training_steps or config.runner.last_step
     if optim.lr_scheduler != "constant" and total is None:
@@ -238,12 +237,12 @@ def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
-    """Warn of robots that `env` is placed on and that no environment uses."""
+    """Warn of robots in the placement of `env` that no environment uses."""
     kinds = {config.env.train.env_type, config.env.eval.env_type}
     place = config.cluster.component_placement.get("env")
     own = any(":" in kind for kind in kinds)
     if place is None or own:
-        return  # an environment of the user's own may do with robots what it likes
+        return  # a custom environment may use robots in any way
     for index, group in enumerate(config.cluster.node_groups):
         if group.hardware is None or group.label not in (place.node_group or ()):
             continue
@@ -267,7 +266,7 @@ def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
 def _check_shares(
     config: EmbodiedConfig, section: str, environments: EnvironmentConfig, world_size: int | None, report: Report
 ) -> None:
-    """Require environments to divide by workers and pipeline stages, in whole groups."""
+    """Require environments to divide evenly over workers and pipeline stages, in whole groups."""
     total, stages, workers = environments.total_num_envs, config.rollout.pipeline_stage_num, world_size or 1
     size, shares = group_size(config, environments), workers * stages
     name = f"env.{section}.total_num_envs"
@@ -287,7 +286,7 @@ def _check_shares(
         )
     elif (total // shares) % size:
         report(
-            blame(config, ("env", section, "group_size"), ("algorithm", "group_size"), *sizes),
+            blame(config, ("algorithm", "group_size"), *sizes),
             "groups-not-divisible",
             f"`{name}` does not split into groups: {total} / ({where}) = {total // shares} environments, /"
             f" group_size {size} = {total / shares / size:g}",
@@ -296,7 +295,7 @@ def _check_shares(
 
 
 def _check_imports(config: EmbodiedConfig, report: Report) -> None:
-    """Check that the user's own model can be imported; environments are judged with their sections."""
+    """Check that a custom model can be imported; environments are checked with their sections."""
     name = config.actor.model.model_type
     if ":" in name:
         check_import(config, ("actor", "model", "model_type"), name, "actor", report, is_class=True)
@@ -319,35 +318,16 @@ def _check_observations(config: EmbodiedConfig, section: str, environments: Envi
 
 
 def _check_passes(config: EmbodiedConfig, report: Report) -> None:
-    """Check that episodes fit into a pass where every pass resets, and can be continued where it does not."""
+    """Check that episodes fit into a rollout segment if each resets."""
     train = config.env.train
-    own_at: Path = ("env", "train", "reset_each_pass")
     if not resets_each_pass(config):
-        compares = comparing_setting(config)
-        reasons = (
-            (is_robot(train.env_type), ("env", "train", "env_type"), f"`env_type: {train.env_type}` is a robot"),
-            (
-                not train.auto_reset,
-                ("env", "train", "auto_reset"),
-                "`auto_reset: false` leaves an episode that ended to the next reset",
-            ),
-            (compares is not None, ("algorithm", "adv_type"), f"`{compares}` compares episodes from equal starts"),
-            (
-                not uses_values(config),
-                ("algorithm", "adv_type"),
-                f"`adv_type: {getattr(config.algorithm, 'adv_type', '')}` has no values to bootstrap after a pass",
-            ),
-        )
-        why = next((text for holds, _, text in reasons if holds), None)
-        if why is not None:
-            report(own_at, "conflicting-settings", f"`reset_each_pass: false`, and {why}", "remove `reset_each_pass`")
         return
     limit, steps = episode_limit(config, train), train.max_steps_per_rollout_epoch
     if limit is None or limit <= steps:
         return
     longer = f"write `max_steps_per_rollout_epoch: {limit}` or more"
     report(
-        blame(config, ("env", "train", "max_episode_steps"), ("env", "train", "max_steps_per_rollout_epoch"), own_at),
+        blame(config, ("env", "train", "max_episode_steps"), ("env", "train", "max_steps_per_rollout_epoch")),
         "conflicting-settings",
         f"an episode has up to {limit} steps, but a pass has {steps} and resets at its start: longer episodes would"
         " never reach their end",
@@ -356,7 +336,7 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_limits(config: EmbodiedConfig, report: Report) -> None:
-    """Require a limit of episodes where they are run to their end: in evaluations, and where every pass resets."""
+    """Require a limit of episodes that run to their end: in evaluations, and if every rollout segment resets."""
     for section, what in (("eval", "evaluation"), ("train", "pass")):
         environments: EnvironmentConfig = getattr(config.env, section)
         runs_to_the_end = evaluates(config) if section == "eval" else resets_each_pass(config)
@@ -372,7 +352,7 @@ def _check_limits(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_steps(config: EmbodiedConfig, report: Report) -> None:
-    """Require whole chunks of actions in a pass of training."""
+    """Require whole action chunks in a rollout segment of training."""
     chunks, steps = config.actor.model.num_action_chunks, config.env.train.max_steps_per_rollout_epoch
     if steps % chunks and not config.runner.only_eval:
         name: Path = ("env", "train", "max_steps_per_rollout_epoch")

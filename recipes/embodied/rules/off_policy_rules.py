@@ -1,13 +1,13 @@
-"""Rules of off-policy losses: their requirements and limits. Those of single algorithms are in their classes."""
+"""Rules of off-policy losses: their requirements and limits. Rules of single algorithms are in their classes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, off_policy_of
+from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH
 from recipes.embodied.off_policy.algorithm import LOSS, algorithm_of
-from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.sections.checks import Report, WorldSizes
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig
@@ -17,7 +17,7 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
     """Report settings that are incompatible with off-policy learning."""
     algorithm_of(config.algorithm).check(config, report)
     actors, loss = world_sizes.get("actor") or 1, config.algorithm.loss_type
-    _check_shares(config, report)
+    _check_sources(config, report)
     fsdp = config.actor.fsdp_config
     if actors > 1 and fsdp.sharding_strategy != "no_shard":
         report(
@@ -48,12 +48,12 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
         report(("actor", "model", "precision"), "conflicting-settings", message, "write `fp32`", about=[LOSS])
 
 
-def _check_shares(config: EmbodiedConfig, report: Report) -> None:
-    """Require that something is left for the steps of the policy itself."""
-    replay, at = off_policy_of(config.algorithm).replay, ("algorithm", "replay")
+def _check_sources(config: EmbodiedConfig, report: Report) -> None:
+    """Require demonstrations, and no interventions, of losses that learn from records alone."""
     loss = config.algorithm.loss_type
-    records_alone = algorithm_of(config.algorithm).records_alone
-    if records_alone and not config.data.train_data_paths:
+    if not algorithm_of(config.algorithm).records_alone:
+        return
+    if not config.data.train_data_paths:
         report(
             ("data", "train_data_paths"),
             "missing-key",
@@ -61,21 +61,11 @@ def _check_shares(config: EmbodiedConfig, report: Report) -> None:
             "name LeRobotDataset folders or HDF5 files with rewards; `rlinf record` creates them",
             about=[LOSS],
         )
-    if records_alone and config.env.train.intervention.source != NONE:
+    if config.env.train.intervention.source != NONE:
         report(
             ("env", "train", "intervention", "source"),
             "conflicting-settings",
             f"`loss_type: {loss}` does not learn from what happens in the run",
             "remove it, or write `loss_type: td3`",
             about=[LOSS],
-        )
-        return
-    shown = replay.demonstrations_share if not records_alone and config.data.train_data_paths else 0.0
-    helped = replay.interventions_share if config.env.train.intervention.source != NONE else 0.0
-    if shown + helped > 1:
-        report(
-            blame(config, (*at, "interventions_share"), (*at, "demonstrations_share")),
-            "conflicting-settings",
-            f"`demonstrations_share: {shown:g}` and `interventions_share: {helped:g}` exceed the whole batch",
-            "write shares whose sum is at most 1",
         )

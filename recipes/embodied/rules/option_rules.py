@@ -25,7 +25,7 @@ def check_model_options(config: PolicyJob, report: Report) -> None:
 
 
 def _check_horizon(config: PolicyJob, report: Report) -> None:
-    """Report that more actions are carried out than the model predicts."""
+    """Report that more actions are executed than the model predicts."""
     model = config.actor.model
     configured = model.options.get("action_horizon")
     published = published_horizon(model.model_path) if configured is None and model.model_path else None
@@ -43,16 +43,14 @@ def _check_horizon(config: PolicyJob, report: Report) -> None:
     )
 
 
-_ENSEMBLE: Path = ("env", "eval", "inference", "chunking")
-# By flow matching, with a horizon that may be longer than what is carried out.
-_FLOWS = ("flow_policy", "pi0", "pi05", "smolvla")
+_ENSEMBLE: Path = ("actor", "model", "options", "ensemble")
 
 
 def check_ensemble(config: PolicyJob, report: Report) -> None:
-    """Report a policy of which no step is predicted twice, or whose predictions have no mean."""
-    if config.env.eval.inference.chunking != "ensemble":
-        return
+    """Report a policy that predicts no step twice, or whose predictions cannot be averaged."""
     model = config.actor.model
+    if not model.options.get("ensemble"):
+        return
     if model.options.get("relative_actions"):
         report(
             _ENSEMBLE,
@@ -64,21 +62,20 @@ def check_ensemble(config: PolicyJob, report: Report) -> None:
     published = published_horizon(model.model_path) if model.model_path else None
     is_own = ":" in model.model_type
     horizon = model.options.get("action_horizon") or published or (None if is_own else model.num_action_chunks)
-    is_act = model.model_type == "lerobot" and lerobot_type(model) in (None, *RANDOM_LEROBOT)
-    if model.model_type not in _FLOWS and not is_own and not is_act:
+    kind = lerobot_type(model) if model.model_type == "lerobot" else None
+    if kind not in (None, *RANDOM_LEROBOT):
         report(
             _ENSEMBLE,
             "conflicting-settings",
-            f"`chunking: ensemble` needs a policy that predicts more than is carried out, and `{model.model_type}`"
-            " does not",
-            f"use lerobot's `act`, or one of {', '.join(f'`{name}`' for name in _FLOWS)}, or remove it",
-            about=[("actor", "model", "model_type")],
+            f"temporal ensembling averages one prediction of each step, and lerobot's `{kind}` draws them",
+            f"use {' or '.join(f'`{name}`' for name in RANDOM_LEROBOT)}, or remove it",
+            about=[("actor", "model", "options", "type")],
         )
-    elif isinstance(horizon, int) and horizon <= model.num_action_chunks and not is_act:
+    elif isinstance(horizon, int) and horizon <= model.num_action_chunks and model.model_type != "lerobot":
         report(
             _ENSEMBLE,
             "conflicting-settings",
-            f"`chunking: ensemble` averages predictions of a step, but all {horizon} actions of a chunk are carried out"
+            f"temporal ensembling averages predictions of a step, but all {horizon} actions of a chunk are carried out"
             " before the next one",
             "write `num_action_chunks: 1`, as in ACT, with `options: {action_horizon: ...}`",
             about=[("actor", "model", "num_action_chunks")],
@@ -95,7 +92,7 @@ def check_running_statistics(config: EmbodiedConfig, algorithm: PolicyGradientCo
     if not algorithm.normalize_observations:
         return
     model, runner = config.actor.model.model_type, config.runner
-    if model not in _NORMALIZING and ":" not in model:  # one of the user's own says at its start whether it does
+    if model not in _NORMALIZING and ":" not in model:  # a custom model reports at its start whether it does
         report(
             _NORMALIZE,
             "conflicting-settings",
@@ -131,7 +128,7 @@ _PRECISION: Final[Path] = ("actor", "model", "precision")
 
 
 def check_lerobot(config: PolicyJob, report: Report) -> None:
-    """Report an interpreter without the package of a model, and what none of lerobot's policies can do."""
+    """Report an interpreter without the package of a model, and settings that no policy of lerobot supports."""
     model = config.actor.model
     _check_packages(config, report)
     if model.model_type != "lerobot":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -16,10 +16,10 @@ from recipes.demonstrations.pictures import write_video
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EvalEnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
-from recipes.embodied.envs.base import SUCCESS
+from recipes.embodied.envs.running import SUCCESS
 from recipes.embodied.episodes.collection_job import Collection, collecting
 from recipes.embodied.episodes.collector import CollectedEpisode
-from recipes.embodied.loop.frames import EpisodeFrames
+from recipes.embodied.loop.frames import FPS, EpisodeFrames
 from recipes.embodied.loop.videos import nothing_to_see, pick_per_outcome, tiled, write_videos
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
@@ -34,9 +34,9 @@ from rlinf_core.statistics import mean, wilson_interval
 
 SCHEMA: Final = "rlinf.eval/1"
 FILE: Final = "eval.json"
-# The one key of `eval.json` that differs between two evaluations of the same weights.
+# The only key of `eval.json` that differs between two evaluations of the same weights.
 TIMES: Final = "times"
-_DIGESTED: Final = 2**20  # bytes at a time: weights may be larger than memory
+_DIGESTED: Final = 2**20  # bytes at a time, since weights may be larger than memory
 
 
 def evaluate(
@@ -52,13 +52,13 @@ def evaluate(
     """Run greedy episodes of `env.eval` with a policy, and write `eval.json` and `first_contact.json`.
 
     Args:
-        job: the checked file.
+        job: the validated job.
         checkpoint: a folder `global_step_N`; None: the weights that the file names, `actor.checkpoint_load_path` or
             `actor.model.model_path`.
         folder: a new folder for the results.
-        episodes: how many; None: `env.eval.total_num_envs` times `env.eval.rollout_epoch`.
-        allow_training_starts: evaluate from starts that training sees.
-        video: write videos, one for each way in which episodes ended; None: where that is possible.
+        episodes: the number of episodes; None: `env.eval.total_num_envs` times `env.eval.rollout_epoch`.
+        allow_training_starts: whether to evaluate from starts of training.
+        video: whether to write videos, one for each outcome; None: if possible.
         emit: receives progress lines.
 
     Returns:
@@ -66,9 +66,9 @@ def evaluate(
 
     Raises:
         ConfigError: no weights are named, the starts are those of training, the environment cannot be made, or videos
-            are wanted of one that has nothing to show.
+            are requested of one without images.
         CheckpointError: the checkpoint cannot be read, or is of another model.
-        DatasetError: videos are wanted and cannot be written.
+        DatasetError: videos are requested and cannot be written.
     """
     config = cast("PolicyJob", job.config)
     shared = shared_starts(config)
@@ -78,37 +78,21 @@ def evaluate(
     environments = config.env.eval
     wanted = episodes or environments.total_num_envs * environments.rollout_epoch
     films = _can_film(video, emit)
+    # Before the episodes: an active run may remove its checkpoint meanwhile.
+    evaluated = _weights(checkpoint, named)
     watch = Stopwatch()
-    # Which copies of one environment share a batch decides the last bits of what a policy computes: so it is kept.
+    # The placement of environments in batches affects the last bits of a policy's output, and is therefore kept.
     with collecting(config, environments, wanted, checkpoint, pretrained=checkpoint is None) as collection:
         collected, recorded_episodes = _collect(collection, wanted, environments, films, emit, required=video is True)
         errors = list(dict.fromkeys(error.text for error in collection.errors))
         facts, comparisons = collection.facts, collection.comparisons()
     folder.mkdir(parents=True)
-    videos = write_videos(recorded_episodes, folder, environments.video_cfg.fps, environments.video_cfg.episodes)
+    videos = write_videos(recorded_episodes, folder)
     record = {
         "schema": SCHEMA,
         "recipe": job.recipe.name if job.recipe is not None else None,
-        "checkpoint": {
-            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
-            "sha256": digest(sorted((named if checkpoint is None else named / ACTOR).rglob("*")), named),
-            "statistics_sha256": digest([named / STATISTICS], named),
-        },
-        "environment": {
-            "env_type": environments.env_type,
-            "task": environments.task,
-            "options": dict(environments.options),
-            "seed": environments.seed,
-            "starts_of_training": shared is not None,
-            "ignore_terminations": environments.in_training.ignore_terminations,
-            "inference": environments.inference.model_dump(mode="json"),
-            "num_envs": collection.num_envs,
-            **{name: value for name, value in facts.items() if name != "versions"},
-        },
-        "policy": {
-            **config.actor.model.model_dump(mode="json", exclude={"model_path", "trainable", "compile"}),
-            "images": collection.images,
-        },
+        "checkpoint": evaluated,
+        **_setting(config, collection, facts, starts_of_training=shared is not None),
         "versions": {**versions(), **facts["versions"]},
         **summary(collected),
         "left_out": wanted - len(collected),
@@ -122,15 +106,60 @@ def evaluate(
     return record
 
 
+def _weights(checkpoint: Path | None, folder: Path) -> dict[str, Any]:
+    """Return what `eval.json` says of the evaluated weights.
+
+    Args:
+        checkpoint: the checkpoint; None: the weights are those of a model folder.
+        folder: the checkpoint or the model folder.
+    """
+    return {
+        "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
+        "sha256": digest(sorted((folder if checkpoint is None else folder / ACTOR).rglob("*")), folder),
+        "statistics_sha256": digest([folder / STATISTICS], folder),
+    }
+
+
+def _setting(
+    config: PolicyJob, collection: Collection, facts: Mapping[str, Any], *, starts_of_training: bool
+) -> dict[str, Any]:
+    """Return what `eval.json` says of the environments and the policy.
+
+    Args:
+        config: the configuration of the job.
+        collection: the collection of the episodes.
+        facts: the facts of its environments.
+        starts_of_training: whether the episodes began as those of training.
+    """
+    environments, model = config.env.eval, config.actor.model
+    return {
+        "environment": {
+            "env_type": environments.env_type,
+            "task": environments.task,
+            "options": dict(environments.options),
+            "seed": environments.seed,
+            "starts_of_training": starts_of_training,
+            "ignore_terminations": environments.in_training.ignore_terminations,
+            "inference": {"chunking": "ensemble" if model.options.get("ensemble") else "wait"},
+            "num_envs": collection.num_envs,
+            **{name: value for name, value in facts.items() if name != "versions"},
+        },
+        "policy": {
+            **model.model_dump(mode="json", exclude={"model_path", "trainable", "compile"}),
+            "images": collection.images,
+        },
+    }
+
+
 def locate_weights(config: PolicyJob, checkpoint: Path | None) -> tuple[Path | None, Path]:
     """Return the checkpoint to evaluate, if it is one, and the folder with the weights.
 
     Args:
-        config: the whole file.
-        checkpoint: the checkpoint that is given; None: what the file names.
+        config: the configuration of the job.
+        checkpoint: the given checkpoint; None: the file names the weights.
 
     Raises:
-        ConfigError: the file names none.
+        ConfigError: the file names no weights.
     """
     actor = config.actor
     if checkpoint is None and actor.checkpoint_load_path is not None:
@@ -147,10 +176,10 @@ def locate_weights(config: PolicyJob, checkpoint: Path | None) -> tuple[Path | N
 
 
 def _can_film(wanted: bool | None, emit: Callable[[str], None]) -> bool:
-    """Return whether videos can be written, where they are not refused.
+    """Return whether videos are wanted and can be written.
 
     Raises:
-        DatasetError: they are asked for, and the package is missing.
+        DatasetError: videos are requested, and the package is missing.
     """
     if wanted is False:
         return False
@@ -173,16 +202,16 @@ def _collect(
     *,
     required: bool,
 ) -> tuple[list[CollectedEpisode], list[EpisodeFrames]]:
-    """Return the collected episodes without those that were left out, and the frames for videos.
+    """Return the collected episodes without dropped ones, and the frames for videos.
 
     Raises:
-        ConfigError: videos are `required`, and the environment has nothing to show.
+        ConfigError: videos are `required`, and the environment has no images.
     """
     episodes: list[CollectedEpisode] = []
     recorded_episodes: list[EpisodeFrames] = []
     asked = 0
     for batch in collection.episodes("nothing", film=films):
-        # Nothing takes the place of an episode that is left out: others would have another chance of success.
+        # Dropped episodes are not replaced: another episode would be another chance of success.
         batch = [episode for episode in batch if episode.env < wanted - asked]
         asked += min(collection.num_envs, wanted - asked)
         counted = {(episode.env, episode.reset) for episode in batch}
@@ -195,7 +224,7 @@ def _collect(
                 films = False
                 emit(f"no videos: {nothing_to_see(environments.env_type)}")
             kept = [film for film in filmed or () if (film.env, film.reset) in counted]
-            recorded_episodes = pick_per_outcome([*recorded_episodes, *kept], environments.video_cfg.episodes)
+            recorded_episodes = pick_per_outcome([*recorded_episodes, *kept])
         left_out = f", {asked - len(episodes)} left out: see the log of `env`" if asked > len(episodes) else ""
         emit(f"{asked} of {wanted} episodes{left_out}")
         if asked == wanted:
@@ -204,7 +233,7 @@ def _collect(
 
 
 def shared_starts(config: PolicyJob) -> ConfigError | None:
-    """Return the error if the evaluation would use training starts; None: it would not."""
+    """Return the error if the evaluation would use training starts; None if not."""
     train, test = config.env.train, config.env.eval
     if test.seed == train.seed:
         return ConfigError(
@@ -228,21 +257,21 @@ def shared_starts(config: PolicyJob) -> ConfigError | None:
 def summary(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
     """Return the metrics of all episodes and of each task, see `figures`."""
     tasks = sorted({episode.task for episode in episodes})
+    # An environment may report success only where there is one: then no other episode was solved.
+    judged = any(episode.success_at_end is not None for episode in episodes)
     return {
-        "total": figures(episodes),
-        "tasks": {task: figures([episode for episode in episodes if episode.task == task]) for task in tasks},
+        "total": figures(episodes, judged=judged),
+        "tasks": {task: figures([item for item in episodes if item.task == task], judged=judged) for task in tasks},
     }
 
 
-def figures(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
-    """Return counts, means, and shares of success with Wilson's intervals (95 %), None where success is not known."""
+def figures(episodes: Sequence[CollectedEpisode], *, judged: bool) -> dict[str, Any]:
+    """Return counts, means, and shares of success with Wilson's intervals (95 %), None if success is unknown."""
     result: dict[str, Any] = {"episodes": len(episodes)}
     for name in ("success_at_end", "success_once"):
-        solved = [getattr(episode, name) for episode in episodes]
-        is_judged = bool(solved) and all(flag is not None for flag in solved)
-        count = sum(map(bool, solved))
-        result[name] = count / len(solved) if is_judged else None
-        result[f"{name}_interval"] = list(wilson_interval(count, len(solved))) if is_judged else None
+        count = sum(bool(getattr(episode, name)) for episode in episodes)
+        result[name] = count / len(episodes) if judged else None
+        result[f"{name}_interval"] = list(wilson_interval(count, len(episodes))) if judged else None
     kinds = [episode.outcome for episode in episodes]
     result["outcomes"] = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     result["return"] = mean([episode.total_reward for episode in episodes])
@@ -251,7 +280,7 @@ def figures(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
 
 
 def digest(files: Sequence[Path], folder: Path) -> str | None:
-    """Return the SHA-256 of some files with their names in `folder`; None if there is none."""
+    """Return the SHA-256 of some files with their names in `folder`; None without files."""
     existing = [file for file in files if file.is_file()]
     hasher = hashlib.sha256()
     for file in existing:
@@ -287,7 +316,7 @@ def play(
     """Have the policy of a checkpoint act greedily in episodes of `env.eval`, side by side in one video.
 
     Args:
-        job: the checked file.
+        job: the validated job.
         checkpoint: a folder `global_step_N`.
         file: the video, an mp4; must not exist.
         episodes: the number of episodes.
@@ -297,7 +326,7 @@ def play(
         `file`, `fps`, and for each of `episodes` its `env`, `outcome`, `return` and `length`.
 
     Raises:
-        ConfigError: the environment gives no pictures, or cannot be made.
+        ConfigError: the environment has no images, or cannot be made.
         CheckpointError: the checkpoint cannot be read, or is of another model.
         DatasetError: the package `av` is missing, or the video cannot be written.
         RLinfError: the file exists.
@@ -307,23 +336,21 @@ def play(
     needed("av", "a video")
     config = cast("PolicyJob", job.config)
     environments = config.env.eval
-    shown = environments.video_cfg.model_copy(update={"episodes": episodes})
-    chosen = environments.model_copy(update={"total_num_envs": episodes, "video_cfg": shown})
+    chosen = environments.model_copy(update={"total_num_envs": episodes})
     env = config.env.model_copy(update={"eval": chosen})
     with collecting(config.model_copy(update={"env": env}), chosen, episodes, checkpoint) as collection:
         collected = next(iter(collection.episodes("nothing", film=True)))[:episodes]
-        recorded_episodes = collection.recorded_episodes()
+        recorded_episodes = collection.recorded_episodes(episodes)
     if recorded_episodes is None:
         raise ConfigError("there is nothing to play", why=nothing_to_see(environments.env_type))
     emit(f"{len(collected)} episodes")
     file.parent.mkdir(parents=True, exist_ok=True)
     films = [film for film in recorded_episodes if film.env in {episode.env for episode in collected}]
     solved = [film.outcome == SUCCESS for film in films]
-    fps = environments.video_cfg.fps
-    write_video(file, tiled([film.frames for film in films], solved=solved, still=fps), fps)
+    write_video(file, tiled([film.frames for film in films], solved=solved, still=FPS), FPS)
     return {
         "file": str(file),
-        "fps": fps,
+        "fps": FPS,
         "episodes": [
             {"env": episode.env, "outcome": episode.outcome, "return": episode.total_reward, "length": episode.length}
             for episode in collected

@@ -7,7 +7,7 @@
 The last two are one graph from observations to actions as the environment takes them, normalization included.
 """
 
-# Exporters of torch have few types.
+# torch's exporters are largely untyped.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
 # pyright: reportUnknownLambdaType=false, reportMissingTypeStubs=false
 
@@ -35,7 +35,7 @@ from rlinf_core.process.requirements import install_command, missing_modules
 FORMATS: Final = ("safetensors", "torchscript", "onnx")
 _ONNX: Final = ("onnx", "onnxscript")
 _ACTIONS: Final = "actions"
-# How far actions of an export may be from those of the policy.
+# The largest difference between actions of an export and of the policy.
 _TOLERANCE: Final = 1e-4
 _EXAMPLES: Final = 3
 
@@ -46,16 +46,16 @@ def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict
     Args:
         config: the configuration of the run.
         checkpoint: a folder `global_step_N`.
-        folder: must not exist.
+        folder: the new folder, which must not exist.
         kind: one of `FORMATS`.
 
     Returns:
         `folder`, `format`, `files`, `inputs` and `outputs` (name, type and shape), and `difference`, the largest
-        between actions of the policy and of the export; None where that was not tried.
+        between actions of the policy and of the export; None if not measured.
 
     Raises:
         ConfigError: the format is unknown, or the policy cannot be expressed in it.
-        RLinfError: the folder exists, a package is missing, or the export acts otherwise.
+        RLinfError: the folder exists, a package is missing, or the export's actions differ.
     """
     if kind not in FORMATS:
         raise ConfigError(f"unknown format `{kind}`", help=f"known: {', '.join(FORMATS)}")
@@ -78,7 +78,7 @@ def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict
     else:
         graph = _Graph(policy, names, spec).requires_grad_(False)
         example = tuple(torch.from_numpy(observation) for observation in _observations(trained, names).values())
-        graph(*example)  # refuses a policy that is none of tensors alone, before anything is written
+        graph(*example)  # fails for a policy that needs more than tensors, before anything is written
         difference = _write_graph(trained, graph, names, example, folder, kind)
         write_description(folder, config.actor.model, spec, policy.normalization)
     observed = {name: (shape, dtype) for name, (shape, dtype) in trained.observations.items() if name in names}
@@ -92,7 +92,7 @@ def export(config: PolicyJob, checkpoint: Path, folder: Path, kind: str) -> dict
         },
         "outputs": {
             _ACTIONS: {
-                "dtype": "float32" if spec.num_choices is None else "int64",
+                "dtype": spec.action_dtype,
                 "shape": ["n", config.actor.model.num_action_chunks, spec.action_size],
             }
         },
@@ -106,7 +106,7 @@ class _Graph(nn.Module):
     def __init__(self, policy: BasePolicy, names: Sequence[str], spec: EnvSpec) -> None:
         super().__init__()
         self.policy, self.names = policy, list(names)
-        # Bounds of each dimension; None: choices, which have none.
+        # The bound of each dimension; None: discrete actions, which have none.
         self.bound: Tensor | None = None
         if spec.num_choices is None:
             self.bound = torch.from_numpy(np.where(spec.bounded, 1.0, np.finfo(np.float32).max).astype(np.float32))
@@ -127,7 +127,7 @@ def _write_graph(
 ) -> float | None:
     """Write a graph, and return the distance of its actions from the policy's; None without a runtime."""
     with torch.no_grad(), warnings.catch_warnings():
-        # Exporters warn of what they will become, and of packages that they could use.
+        # Exporters warn of their own deprecation and of optional packages.
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         if kind == "torchscript":
@@ -170,7 +170,6 @@ def _write_onnx(graph: _Graph, names: list[str], example: tuple[Tensor, ...], fi
 
 
 def _observations(trained: TrainedPolicy, names: Sequence[str], count: int = _EXAMPLES) -> dict[str, Any]:
-    """Return random observations of `count` environments."""
     random = np.random.default_rng(0)
     observations: dict[str, Any] = {}
     for name, (shape, dtype) in trained.observations.items():
@@ -189,7 +188,7 @@ def _difference(trained: TrainedPolicy, act: Callable[[dict[str, Any]], Any], na
     """Return the largest difference between actions of a policy and of its export, for a batch of another size.
 
     Raises:
-        RLinfError: it is too large.
+        RLinfError: the difference is too large.
     """
     observations = _observations(trained, list(trained.observations), 2 * _EXAMPLES + 1)
     away = np.abs(np.asarray(act({name: observations[name] for name in names})) - trained.act(observations)).max()

@@ -38,6 +38,7 @@ from recipes.embodied.episodes.collector import (
     CollectedEpisode,
 )
 from recipes.embodied.learning.data_reading import action_bounds
+from recipes.embodied.loop.frames import FPS
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.config.validating.validation_messages import refusals
@@ -45,7 +46,7 @@ from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.checkpoint import versions
 from rlinf_core.suggest import did_you_mean
 
-# Where successes alone are kept: episodes that are tried for each one that is wanted, before recording gives up.
+# When only successes are kept, the most attempts per wanted episode before recording gives up.
 _TRIES: Final = 20
 
 
@@ -64,29 +65,28 @@ def record(
 ) -> dict[str, Any]:
     """Record episodes of the environments of `env.train` into a new data set.
 
-    An interrupted recording keeps the episodes that are whole.
+    An interrupted recording keeps the complete episodes.
 
     Args:
-        job: the checked file.
+        job: the validated job.
         folder: the folder of the data set; must not exist.
         episodes: the number of episodes to keep.
         checkpoint: the checkpoint whose policy acts, greedily; None: the environment's scripted expert.
-        device: an intervention source that takes over from the policy; without a checkpoint a person who does
-            everything. None: no interventions.
-        device_options: the options of the device, of it, besides those of `env.train.intervention` where that names the
-            same source.
-        successes_only: keep only episodes that are solved at their end.
-        video: write pictures as mp4, instead of PNG within the Parquet files.
-        fps: rows per second; None: the actions per second of the environment, where these are known, else
-            `env.eval.video_cfg.fps`.
+        device: an intervention source that takes over from the policy; without a checkpoint, a person who chooses all
+            actions. None: no interventions.
+        device_options: the options of the device, in addition to `env.train.intervention` if that names the same
+            source.
+        successes_only: whether to keep only episodes that are solved at their end.
+        video: whether to write images as mp4 instead of PNG in the Parquet files.
+        fps: rows per second; None: the environment's actions per second, or that of videos if unknown.
         emit: receives progress lines.
 
     Returns:
-        `folder`, `episodes`, `frames`, `tried`, `successes` (None where success is not known).
+        `folder`, `episodes`, `frames`, `tried`, `successes` (None if success is unknown).
 
     Raises:
         DatasetError: the folder exists, or cannot be written.
-        ConfigError: there is no expert, or the environment cannot be made.
+        ConfigError: the task has no expert, or the environment cannot be made.
         RLinfError: too few episodes succeed.
     """
     check_new(folder)
@@ -100,7 +100,7 @@ def record(
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
         aged = collection.facts["aged_cameras"]
         features = features_of(collection.spec, video=video, interventions=device is not None, aged_cameras=aged)
-        rate = fps or collection.facts["control_hz"] or config.env.eval.video_cfg.fps
+        rate = fps or collection.facts["control_hz"] or FPS
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
             for batch in collection.episodes("everything"):
                 for episode in batch:
@@ -149,7 +149,7 @@ def _intervention(written: InterventionConfig, device: str, overrides: Mapping[s
     """Return the settings of a device.
 
     Raises:
-        ConfigError: there is no such source, or an option is wrong or missing.
+        ConfigError: the source does not exist, or an option is wrong or missing.
     """
     if device not in SOURCES and ":" not in device:
         names = list(SOURCES)
@@ -177,7 +177,7 @@ def features_of(
         features[STATE] = Feature("float32", (spec.state_size,))
     for camera, shape in spec.cameras.items():
         features[f"{IMAGES}{camera}"] = Feature("video" if video else "image", shape, ["height", "width", "channels"])
-    features[ACTION] = Feature("float32" if spec.num_choices is None else "int64", (spec.action_size,))
+    features[ACTION] = Feature(spec.action_dtype, (spec.action_size,))
     return {
         **features,
         REWARD: Feature("float32", (1,)),
@@ -192,7 +192,7 @@ def features_of(
 def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, Array]:
     """Return the columns of an episode by the names of its features.
 
-    Actions are those that the environment carried out: numbers beyond its bounds count as these.
+    Actions are the executed ones, clipped to the environment's bounds.
     """
     columns = dict(episode.columns)
     terminated = columns.pop(TERMINATIONS)
@@ -205,6 +205,6 @@ def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, Array]:
         }
     if ACTION in named and spec.num_choices is None:
         named[ACTION] = np.clip(named[ACTION], *action_bounds(spec)).astype(np.float32)
-    # An episode whose last step did not count ends before it, cut off.
+    # If its last step was invalid, an episode ends before it, truncated.
     done = np.arange(episode.length) == episode.length - 1
     return {**named, DONE: done, TRUNCATED: done & ~terminated}

@@ -1,29 +1,25 @@
-"""Trained policies apart from runs, `load_policy` returns one, and the classifier of success that judges by one."""
+"""Trained policies apart from runs: `load_policy` returns one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.model_config import EmbodiedModelConfig, policy_model
-from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import past_key
-from recipes.embodied.interventions.intervention import Steerable, SuccessJudge, Verdict
-from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.policy_folder import DESCRIPTION, is_policy_folder, load_trained, read_description
 from recipes.embodied.models.registry import make_model
-from recipes.training.arrays import Array
+from recipes.training.arrays import Array, all_finite
 from recipes.training.seeding import Purpose, derive_seed
-from rlinf_core import ConfigError, load_policy
+from rlinf_core import ConfigError
 from rlinf_core.config.validating.validation_messages import refusals
 
 
@@ -35,8 +31,8 @@ class TrainedPolicy:
         spec: the spec of the observations and actions that it was trained with.
 
     Attributes:
-        module: the torch module, for more than acting.
-        spec: see above.
+        module: the torch module, for uses other than acting.
+        spec: the spec of observations and actions.
     """
 
     def __init__(self, module: BasePolicy, spec: EnvSpec) -> None:
@@ -45,8 +41,10 @@ class TrainedPolicy:
 
     @property
     def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The observations that `act` takes, as `EnvSpec` has them; for a policy that acts by T in a row also
-        `past.NAME`, those of the T - 1 steps before, oldest first."""
+        """The observations that `act` takes, as in `EnvSpec`; for a policy that acts on T consecutive ones also
+        `past.NAME`, the
+        T - 1 earlier ones, oldest first.
+        """
         present = self.spec.observations
         if self.module.observed_steps == 1:
             return present
@@ -58,18 +56,18 @@ class TrainedPolicy:
     def act(
         self, observations: Mapping[str, Any], *, greedy: bool = True, generator: torch.Generator | None = None
     ) -> Array:
-        """Return chunks of actions for n observations, [n, C, A], as the environment carries them out: from -1 to 1.
+        """Return chunks of actions for n observations, [n, C, A], in the environment's range from -1 to 1.
 
-        Dimensions without bounds (`spec.bounded`) are as the policy has them.
+        Dimensions without bounds (`spec.bounded`) are not clipped.
 
         Args:
             observations: `states` [n, S], `images.CAMERA` uint8 [n, H, W, 3], `instructions` n texts: those that
                 `observations` lists.
-            greedy: the likeliest actions; else they are drawn.
+            greedy: whether to take the likeliest actions rather than draw them.
             generator: source of randomness; None: torch's own.
 
         Raises:
-            ConfigError: an observation is missing, or has another shape or type.
+            ConfigError: an observation is missing, has another shape or type, or is not finite.
         """
         inputs = self.module.prepare(self._checked(observations))
         with torch.inference_mode():
@@ -81,17 +79,20 @@ class TrainedPolicy:
         expected = self.observations
         for name, (shape, kind) in expected.items():
             if name not in observations and kind == "U" and not hasattr(self.module, "tokenizer"):
-                continue  # a policy that reads no words
+                continue  # a policy that reads no instructions
             if name not in observations:
                 listed = ", ".join(f"`{observation}`" for observation in expected)
                 raise ConfigError(f"the observation `{name}` is missing", help=f"the policy was trained with {listed}")
             array = np.asarray(observations[name])
-            if kind == "float32":
+            if kind == "float32" and array.dtype.kind in "fiub":
                 array = array.astype(np.float32)
-            if array.shape[1:] != shape or array.dtype.kind != np.dtype(kind).kind:
+            is_row = array.ndim == 1 + len(shape) and array.shape[1:] == shape
+            if not is_row or kind not in (array.dtype.name, array.dtype.kind) or not all_finite(array):
                 raise ConfigError(
-                    f"the observation `{name}` is {array.dtype} {list(array.shape)}",
-                    help=f"the policy was trained with {kind} [n, {', '.join(map(str, shape))}]".replace(", ]", "]"),
+                    f"the observation `{name}` is {array.dtype} {list(array.shape)}"
+                    + ("" if all_finite(array) else ", and not finite"),
+                    help="the policy was trained with"
+                    f" {'text' if kind == 'U' else kind} [n, {', '.join(map(str, shape))}]".replace(", ]", "]"),
                 )
             checked[name] = array
         if len({len(array) for array in checked.values()}) > 1:
@@ -103,9 +104,9 @@ def load(folder: Path, config: PolicyJob | None, device: str = "cpu") -> Trained
     """Return the policy of a checkpoint, or of a folder that `rlinf export --format safetensors` wrote.
 
     Args:
-        folder: a checkpoint `global_step_N`, or such a folder.
-        config: the configuration of the run that the checkpoint is of; None: what the folder says.
-        device: where it acts, as torch names it.
+        folder: a checkpoint `global_step_N`, or an exported folder.
+        config: the configuration of the checkpoint's run; None: the description in the folder.
+        device: the device of the policy, in torch's notation.
 
     Raises:
         CheckpointError: the weights cannot be read.
@@ -118,7 +119,7 @@ def load(folder: Path, config: PolicyJob | None, device: str = "cpu") -> Trained
     model = _section(folder, data) if config is None else config.actor.model
     with torch.random.fork_rng(devices=[]):
         if config is not None:
-            # What neither a folder nor the checkpoint has is made as the actor made it.
+            # Weights that neither a folder nor the checkpoint has are initialized as by the actor.
             torch.manual_seed(derive_seed(config.actor.seed, Purpose.WEIGHTS))
         policy = make_model(model, spec)
     load_trained(policy, model, spec, str(folder))
@@ -139,47 +140,3 @@ def _section(folder: Path, data: Mapping[str, Any]) -> EmbodiedModelConfig:
             why=refusals(error, "model")[0],
             help="copy the folder again, or correct the key",
         ) from None
-
-
-class ClassifierJudge(SuccessJudge):
-    """Ends an episode as solved after enough consecutive images classified as success. It never reports a failure."""
-
-    options_model = ClassifierOptions
-
-    def __init__(self, env: Steerable, options: ClassifierOptions) -> None:
-        super().__init__(env, options)
-        torch.set_num_threads(1)
-        self._classifier = cast("TrainedPolicy", load_policy(options.path))
-        wanted, seen = self._classifier.spec, cast("VectorEnv", env).spec
-        if wanted.num_choices != 2 or wanted.state_size or wanted.action_size != 1:
-            raise ConfigError(
-                "this model is not a success classifier",
-                where=options.path,
-                help="train one: `rlinf train recipe=sft data.target=success`",
-            )
-        strange = [name for name, shape in wanted.cameras.items() if seen.cameras.get(name) != shape]
-        if strange:
-            raise ConfigError(
-                f"the classifier reads the camera `{strange[0]}` with {wanted.cameras[strange[0]]}, but the"
-                f" environment has {dict(seen.cameras) or 'no cameras'}",
-                where=options.path,
-                help="give the environment that camera in that size, or train on images of this environment",
-            )
-        self._in_a_row = np.zeros(env.num_envs, np.int64)
-
-    def probabilities(self, observations: Mapping[str, Array]) -> NDArray[np.float64]:
-        """Return how likely each environment is solved, [B]."""
-        module = self._classifier.module
-        seen = {name: observations[name] for name in self._classifier.spec.observations}
-        with torch.inference_mode():
-            output = module.act(module.prepare(seen), greedy=True)
-        # A categorical distribution has them, of greedy choices as well.
-        likely = cast("torch.Tensor", output.logprobs).exp().reshape(-1).double().numpy()
-        return np.where(module.to_env(output.actions).reshape(-1) == 1, likely, 1 - likely)
-
-    def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
-        solved = self.probabilities(observations) >= self.options.threshold
-        self._in_a_row = np.where(solved, self._in_a_row + 1, 0)
-        ended = np.flatnonzero(self._in_a_row >= self.options.in_a_row)
-        self._in_a_row[ended] = 0
-        return {int(row): "success" for row in ended}

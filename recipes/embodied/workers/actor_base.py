@@ -1,4 +1,4 @@
-"""The common part of actors: the policy, the weights that are sent, the rollouts that are received, checkpoints."""
+"""The common part of actors: the policy, sending of weights, receiving of rollouts, checkpoints."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BaseActor(ComparingWorker, Generic[JobT]):
         methods: Sequence[str] = (),
         initial: WeightSource | None = None,
     ) -> None:
-        """Take the policy, and connect with the rollout workers; `initial` has the weights of one without memory."""
+        """Set the policy, and connect to the rollout workers; `initial` has the weights of a policy without memory."""
         self._layout, self._step, self._spec = layout, layout.step, spec
         self._policy = policy
         self._state = self._training_state(policy, methods=methods, blocks=policy.blocks, initial=initial)
@@ -101,7 +101,7 @@ class BaseActor(ComparingWorker, Generic[JobT]):
             methods=methods,
             component=component,
             sent_types=acting_types(module, config) if component == ACTOR else None,
-            # Those of a folder are read from there again.
+            # Untrained weights of a folder are read from that folder again.
             saves_frozen=config.model.model_path is None or config.checkpoint_load_path is not None,
             initial=initial,
         )
@@ -112,11 +112,11 @@ class BaseActor(ComparingWorker, Generic[JobT]):
     def sync_model_to_rollout(self) -> int:
         """Send the weights to the rollout workers; each actor serves its share of them.
 
-        Returns when they are received; where rollouts continue meanwhile (`runner.max_staleness`) at once, with a copy
-        of the weights on its way.
+        Returns when they are received; if rollouts continue meanwhile (`runner.max_staleness`) at once, after copying
+        the weights.
 
         Returns:
-            Their version.
+            The version of the weights.
         """
         state, sender = self._state, self._sender
         about = (state.version, self._policy.normalization)
@@ -124,7 +124,7 @@ class BaseActor(ComparingWorker, Generic[JobT]):
         return state.version
 
     def _receive(self, step: int | None, attempt: int) -> list[RolloutChunks]:
-        """Return this actor's share of the rollout of a step: all passes of all its environments."""
+        """Return this actor's share of a step's rollout: all segments of all its environments."""
         config = self._config
         self._step = step = self._step + 1 if step is None else step
         expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
@@ -148,7 +148,7 @@ class PolicyActor(BaseActor[JobT]):
         if config.checkpoint_load_path is not None:
             load_trained(policy, config.model, spec, config.checkpoint_load_path)
         elif self._data is not None and policy.normalization == Normalization():
-            # Statistics that came with the weights of `model_path` are those that these were trained with.
+            # Statistics that came with the weights of `model_path` were used in their training, and stay.
             policy.normalization = self._data.normalization(policy)
         if self._data is not None:
             data = self._data.demonstrations
@@ -156,14 +156,14 @@ class PolicyActor(BaseActor[JobT]):
             self._contact.keep("rows of `data`", "their description, and the sizes of the environment", counts)
 
     def _first_policy(self, spec: EnvSpec) -> tuple[BasePolicy, WeightSource | None]:
-        """Return the policy with its first weights, in float32; or, where ranks hold shards, without memory and with
-        the weights of rank 0, which alone has it whole, on its host, until every rank has its shard.
+        """Return the policy with its initial weights, in float32. If ranks hold shards, return it without memory, and
+        the source of weights: rank 0 alone holds them whole, on its host, until every rank has its shard.
         """
         config = self._config.actor
         torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
         if not is_sharded(config.fsdp_config, self._world_size, None):
             return make_model(config.model, spec).to(self.torch_device, torch.float32), None
-        # A policy of a user may compute with its weights when it is made.
+        # A custom policy may compute with its weights in its constructor.
         makes_whole = self._rank == 0 or ":" in config.model.model_type
         with nullcontext() if makes_whole else without_memory():
             policy = make_model(config.model, spec).to(torch.float32)
@@ -171,17 +171,17 @@ class PolicyActor(BaseActor[JobT]):
         return hollow, WeightsOfRankZero(policy if self._rank == 0 else None)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
-        """Return the demonstrations that are trained on; None without any."""
+        """Return the demonstrations for training; None without any."""
         raise NotImplementedError
 
     def data_facts(self) -> DataFacts | None:
-        """Return the facts of the demonstrations that are trained on; None: there are none, or on other ranks."""
+        """Return the facts of the demonstrations for training; None without any, and on other ranks than the first."""
         if self._data is None or self._rank:
             return None
         return self._data.facts(reads_instructions=self._policy.reads_instructions)
 
     def first_pictures(self) -> list[PicturesShown]:
-        """Return the pictures with which demonstrations begin, on the first rank; none where it learns from none."""
+        """Return the first images of demonstrations, on the first rank; empty without demonstrations."""
         return [] if self._data is None or self._rank else self._data.first_pictures()
 
     def save_checkpoint(self, folder: str) -> None:
@@ -199,7 +199,7 @@ class PolicyActor(BaseActor[JobT]):
             The version of the weights.
 
         Raises:
-            CheckpointError: it cannot be read, or is of another model.
+            CheckpointError: the checkpoint cannot be read, or is of another model.
             NonFiniteError: a weight in it is NaN or infinite.
         """
         self._state.load(folder)
@@ -209,8 +209,8 @@ class PolicyActor(BaseActor[JobT]):
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Return the most memory that this process has used so far, in GiB: the host's, and that of its accelerator."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    """Return this process's peak memory on the host and on its accelerator, in GiB."""
+    unit = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss, in bytes
     used = {"memory/actor_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
     if device.type == "cuda":
         used["memory/actor_accelerator_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
@@ -226,8 +226,8 @@ def compile_training(policy: nn.Module, methods: Sequence[str], device: torch.de
 
     Args:
         policy: the policy, as training calls it, sharded or not; the names of its weights remain.
-        methods: those that training calls besides `forward`.
-        device: where the policy is trained.
+        methods: the methods that training calls besides `forward`.
+        device: the training device.
 
     Raises:
         ConfigError: this machine lacks a compiler.
@@ -245,9 +245,9 @@ def compile_training(policy: nn.Module, methods: Sequence[str], device: torch.de
 
 
 def missing_compiler(device: torch.device) -> tuple[str, str] | None:
-    """Return what torch.compile lacks on this machine, and the remedy; None: nothing.
+    """Return what torch.compile lacks on this machine, and the remedy; None if it lacks nothing.
 
-    Code for the host is compiled by C++; on GPUs by Triton, whose launchers are compiled by C.
+    Host code needs a C++ compiler; GPU code needs Triton, whose launchers need a C compiler.
     """
     named = os.environ.get("CXX")
     if not any(map(shutil.which, (named,) if named else _COMPILERS)):

@@ -21,9 +21,10 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS, camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.packages import compare_starts
 from recipes.embodied.interventions.registry import open_judge, open_source
+from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
 from recipes.embodied.loop.episode_figures import EpisodeSums, Sums
-from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
-from recipes.embodied.loop.protocols import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, Layout, sliced, stacked
+from recipes.embodied.loop.frames import EPISODES, EpisodeFrames, FrameRecorder
+from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes, make_routes
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.training.arrays import NonFiniteError
@@ -31,27 +32,27 @@ from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory
 from rlinf_core import ConfigError, Worker
 
-# Environments of a batch whose first pictures are compared with those of demonstrations.
+# Environments of a batch whose first images are compared with demonstrations.
 _ENVIRONMENTS_SHOWN = 32
-# What a saved state belongs to: another value of one of these makes other episodes.
+# The settings that a saved state belongs to: another value of any of them changes episodes.
 _SETUP = ("env_type", "task", "options", "total_num_envs", "max_episode_steps", "ignore_terminations", "seed")
 
 
 class StagedEnvironments:
-    """The environments of one worker, a batch for each pipeline stage, and where their observations go.
+    """The environments of one worker, a batch for each pipeline stage, and the routes of their observations.
 
     Args:
-        config: the whole file.
+        config: the configuration of the job.
         environments: `env.train` or `env.eval`.
         worker: the worker that owns them.
         layout: the layout of the job.
-        training: whether they are those of `env.train`.
+        training: whether the environments are those of `env.train`.
 
     Attributes:
-        resets: every pass begins with new episodes, instead of continuing those of the pass before.
+        resets: whether every rollout segment begins new episodes instead of continuing those of the previous one.
 
     Raises:
-        ConfigError: the environments cannot be made, or every pass resets and an episode is longer than a pass.
+        ConfigError: the environments cannot be made, or segments reset and are shorter than an episode.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class StagedEnvironments:
         self.routes: Routes = make_routes(layout, config, training=training)
         self.passes = environments.rollout_epoch
         self.resets = learns is None or resets_each_pass(learns)
-        # Values are asked for where episodes are cut off.
+        # Values are needed where episodes are truncated.
         self._values = learns is not None and (
             learns.actor.model.add_value_head or is_off_policy(learns.algorithm.loss_type)
         )
@@ -76,7 +77,6 @@ class StagedEnvironments:
                     num_envs=self.routes.batch,
                     first_env=self.routes.first_env(info.rank, stage),
                     group_size=group_size(config, environments),
-                    mask_after_success=learns is not None and learns.env.train.mask_after_success,
                     hardware=info.hardware,
                     resumable=not self.resets,
                     on_nonfinite=config.runner.on_nonfinite,
@@ -95,15 +95,15 @@ class StagedEnvironments:
         if environments.judge.source != ENVIRONMENT:
             for batch in self.batches:
                 batch.judge = open_judge(environments.judge.source, batch, environments.judge.options)
-        # What a pass begins with whose environments are reset already, by the number of the reset.
+        # First observations of segments whose environments are already reset, by the number of the reset.
         self._begun: dict[int, list[Observation]] = {}
-        # Whether the episodes that are under way are to be continued by the next pass.
+        # Whether the next segment continues the running episodes.
         self._continues = False
         steps = self._pass_steps(learns)
         self.chunks = -(-steps // config.actor.model.num_action_chunks)
 
     def _pass_steps(self, learns: EmbodiedConfig | None) -> int:
-        """Return the steps of one pass; an evaluation runs whole episodes, so it is as long as the longest."""
+        """Return the steps of one rollout segment; an evaluation runs whole episodes, and is as long as the longest."""
         limit = self.batches[0].max_episode_steps
         steps = limit if learns is None else learns.env.train.max_steps_per_rollout_epoch
         if steps is not None and (not self.resets or (limit is not None and limit <= steps)):
@@ -118,7 +118,7 @@ class StagedEnvironments:
         )
 
     def begin(self, reset: int) -> list[Observation]:
-        """Return the first observations of a pass, by stage; `reset` is the number of the reset, if any."""
+        """Return the first observations of a segment, by stage; `reset` is the number of the reset, if any."""
         if self._continues:
             return [batch.observe() for batch in self.batches]
         self._continues = not self.resets
@@ -126,9 +126,9 @@ class StagedEnvironments:
         return begun.get(reset) or [batch.reset(reset) for batch in self.batches]
 
     def first_pictures(self, reset: int) -> dict[str, Thumbnails]:
-        """Return what cameras show after a reset, by their names; the next pass begins from it, if it is that one's.
+        """Return the camera images after a reset, by camera; the segment with this reset begins from it.
 
-        A real robot is not moved for this: it returns none.
+        Real robots are not moved for this, and return none.
         """
         begun = self._begins(reset)
         if not begun:
@@ -140,7 +140,7 @@ class StagedEnvironments:
         }
 
     def facts(self, reset: int) -> StartFacts:
-        """Return what is compared with demonstrations; the next pass begins from the reset, if it is that one's."""
+        """Return the facts for comparison with demonstrations; the segment with this reset begins from it."""
         rate = self.batches[0].control_hz
         if not self.batches[0].spec.has_instructions:
             return StartFacts(rate, None)
@@ -149,7 +149,7 @@ class StagedEnvironments:
         return StartFacts(rate, texts or None)
 
     def _begins(self, reset: int) -> list[Observation]:
-        """Return the first observations after a reset, by stage; empty: a real robot is not moved for this."""
+        """Return the first observations after a reset, by stage; empty for real robots, which are not moved."""
         if any(batch.paces_itself for batch in self.batches):
             return []
         if reset not in self._begun:
@@ -157,7 +157,7 @@ class StagedEnvironments:
         return self._begun[reset]
 
     def first_message(self, observations: Observation) -> dict[str, Any]:
-        """Return the message to rollout workers at the start of a pass."""
+        """Return the message to rollout workers at the start of a segment."""
         return {"observations": observations, CHUNKS: np.full(self.routes.batch, self.chunks)}
 
     def message(self, result: StepResult) -> dict[str, Any]:
@@ -173,22 +173,22 @@ class StagedEnvironments:
         return message
 
     def save(self) -> bytes | None:
-        """Return the state of all episodes; empty where none is continued, None where the environment has none."""
+        """Return the state of all episodes; empty if none is continued, None if the environment cannot save it."""
         if not self._continues:
             return b""
         states = [state for batch in self.batches if (state := batch.save()) is not None]
         return pack(states, self._setup) if len(states) == len(self.batches) else None
 
     def load(self, packs: Sequence[bytes]) -> str | None:
-        """Continue the episodes of which the env workers saved `packs`.
+        """Continue the episodes that env workers saved as `packs`.
 
         Returns:
-            Why that is not possible, if it is not: then the next pass begins with new episodes.
+            Why that is impossible; then the next segment begins new episodes. None if it worked.
         """
         if self.resets:
             return None
         if packs and not any(packs):
-            # When they were saved, no episode was under way.
+            # No episode was running when they were saved.
             self._continues, self._begun = False, {}
             return None
         if not packs:
@@ -214,7 +214,7 @@ class StagedEnvironments:
         return json.dumps({**values, "group_size": self.batches[0].settings.group_size}, sort_keys=True, default=str)
 
     def close(self) -> None:
-        """Release what the environments hold."""
+        """Release the resources of the environments."""
         for batch in self.batches:
             for source in (batch.intervention, batch.judge):
                 if source is not None:
@@ -225,8 +225,8 @@ class StagedEnvironments:
 class EnvWorker(ComparingWorker):
     """Steps batches of environments with the actions that rollout workers send.
 
-    For every stage and chunk one message goes to each rollout worker that acts for some of the stage's environments,
-    and one comes back. With two stages the one steps while the actions of the other are on their way.
+    For every stage and chunk it exchanges one message with each rollout worker that acts for some of the stage's
+    environments. With two stages, one steps while the other waits for its actions.
     """
 
     config_section = "env"
@@ -237,14 +237,14 @@ class EnvWorker(ComparingWorker):
         self._train: StagedEnvironments | None = None
         self._eval: StagedEnvironments | None = None
         self._films: list[FrameRecorder] = []
-        # Errors of the environments' own code that were not taken yet.
+        # Errors of the environments' own code that have not been taken yet.
         self._errors: list[EnvError] = []
 
     def init_worker(self, layout: Layout) -> EnvSpec:
         """Make the environments.
 
         Returns:
-            What a policy must know of them.
+            The spec of the environments.
         """
         self._layout = layout
         self._step = layout.step
@@ -256,37 +256,39 @@ class EnvWorker(ComparingWorker):
         return spec
 
     def _made(self, environments: EnvironmentConfig, layout: Layout, *, training: bool) -> StagedEnvironments:
-        """Return the environments of a section, after their stored starts were compared."""
+        """Return the environments of a section, after a comparison of their stored starts."""
         staged = StagedEnvironments(self._config, environments, self, layout, training=training)
         section = "env.train" if training else "env.eval"
         first = staged.batches[0]
+        if self._train is not None:
+            _check_alike(first.spec, self._train.batches[0].spec)
         compare_starts(self._contact, section, environments.env_type, first.start_faults)
         if training and first.mapping is not None:
             self.log_on_first_rank("spaces of `%s`: %s", environments.task or environments.env_type, first.mapping)
         return staged
 
     def first_pictures(self) -> dict[str, Thumbnails]:
-        """Return what cameras show at the first starts, by their names; none of a real robot, which is not moved."""
+        """Return the camera images of the first starts, by camera; empty for real robots, which are not moved."""
         staged, reset = self._first
         return {} if staged is None else staged.first_pictures(reset)
 
     def env_facts(self) -> StartFacts | None:
-        """Return what is compared with demonstrations before the first episode."""
+        """Return the facts for comparison with demonstrations before the first episode."""
         staged, reset = self._first
         return None if staged is None else staged.facts(reset)
 
     @property
     def _first(self) -> tuple[StagedEnvironments | None, int]:
-        """The environments that step first, and the number of the reset that their first pass begins with."""
+        """The environments that step first, and the number of their first reset."""
         if self._train is not None:
             return self._train, (self._step + 1) * self._train.passes
         return self._eval, 0
 
     def interact(self, step: int | None = None) -> Sums:
-        """Step all environments for one rollout, `rollout_epoch` passes.
+        """Step all environments for one rollout of `rollout_epoch` segments.
 
         Args:
-            step: the training step, which the starts depend on; by default the one after the last.
+            step: the training step, on which the starts depend; by default the one after the last.
 
         Returns:
             Sums over the episodes that ended.
@@ -304,7 +306,7 @@ class EnvWorker(ComparingWorker):
             raise
 
     def evaluate(self) -> Sums:
-        """Do as `interact`, in the environments of `env.eval`, from the same starts every time."""
+        """Act like `interact` in the environments of `env.eval`, from the same starts every time."""
         if self._eval is None:
             self._eval = self._made(self._config.env.eval, self._layout, training=False)
         return self._passes(self._eval, 0, films=self._config.env.eval.video_cfg.save_video)
@@ -314,23 +316,22 @@ class EnvWorker(ComparingWorker):
         errors, self._errors = self._errors, []
         return errors
 
-    def recorded_episodes(self) -> list[EpisodeFrames] | None:
-        """Return the frames of the last evaluation's episodes, some of each outcome.
+    def recorded_episodes(self, most: int = EPISODES) -> list[EpisodeFrames] | None:
+        """Return the frames of the last evaluation's episodes, at most `most` of each outcome.
 
         Returns:
-            None where the environments have nothing to show.
+            None if the environments have no images.
         """
         films, self._films = self._films, []
-        most = self._config.env.eval.video_cfg.episodes
         frames = [frame for film in films for frame in film.finish(most)]
         return frames if any(film.sees for film in films) else None
 
     def save_state(self) -> bytes | None:
-        """Return the state of the episodes that training is in the middle of.
+        """Return the state of training's running episodes.
 
         Returns:
-            Bytes for `load_state`; none where every pass begins with new episodes; None where the environment cannot
-            give its state.
+            Bytes for `load_state`, empty if every segment begins new episodes; None if the environment cannot save its
+            state.
         """
         return self._training.save()
 
@@ -338,10 +339,10 @@ class EnvWorker(ComparingWorker):
         """Continue the episodes of a checkpoint.
 
         Args:
-            packs: what `save_state` of every env worker returned; there may have been another number of them.
+            packs: the result of `save_state` of every env worker, whose number may have been different.
 
         Returns:
-            Why that is not possible, if it is not: then the next pass begins with new episodes.
+            Why that is impossible; then the next segment begins new episodes. None if it worked.
         """
         return self._training.load(packs)
 
@@ -369,7 +370,7 @@ class EnvWorker(ComparingWorker):
                     if result.episodes is not None:
                         sums.add(result.episodes)
                     if result.failed is not None:
-                        # Where the next ones have begun, these were the ones before.
+                        # If new episodes have begun, the failed ones are the previous ones.
                         begun = int(batch.settings.auto_reset)
                         sums.add_failed(batch.progress.episode[result.failed] - begun)
                     if result.errors:
@@ -394,3 +395,22 @@ class EnvWorker(ComparingWorker):
             if stages is not None:
                 stages.close()
         super()._close()
+
+
+def _check_alike(spec: EnvSpec, trained: EnvSpec) -> None:
+    """Refuse environments of evaluation without the observations or with other actions than those of training.
+
+    They may observe more, such as a camera for videos.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    for name in ("observations", "action_size", "num_choices"):
+        mine, theirs = getattr(spec, name), getattr(trained, name)
+        if mine != theirs and not (name == "observations" and mine.items() >= theirs.items()):
+            raise ConfigError(
+                f"the `{name}` of `env.eval` are not those of `env.train`, for which the policy is made",
+                where="env.eval",
+                why=f"they are {mine}, and those of training {theirs}",
+                help="evaluate a task of the same kind, or by a file of its own: `rlinf eval FILE`",
+            )

@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.config import PolicyJob
+from recipes.embodied.config.algorithm_config import PolicyGradientConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type, checked_output, checked_values, computing
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
-from recipes.embodied.loop.protocols import CHUNKS, FAILED, Layout, stacked
+from recipes.embodied.loop.env_messages import CHUNKS, FAILED, stacked
+from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes, Share, actor_ranks, make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.folder_facts import observed_steps
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
 from recipes.training.arrays import Array
@@ -24,13 +27,15 @@ from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, receiver_ranks
+from rlinf_core import ConfigError
+from rlinf_core.errors import RuntimeFailure
 
 
 class MultiStepRolloutWorker(ComparingWorker):
     """Answers observations with actions, and sends trajectories to the actors.
 
-    Observations of a stage come from one env worker or several, in one message from each; they are one batch for the
-    policy. The steps of a pass stay here until it is over and then go, whole, through the channel to the actors.
+    Observations of a stage come from one or several env workers, in one message each, and form one batch for the
+    policy. The steps of a rollout segment are kept until its end, and then go through the channel to the actors.
     """
 
     config_section = "rollout"
@@ -49,11 +54,22 @@ class MultiStepRolloutWorker(ComparingWorker):
         self._layout = layout
         self._step = layout.step
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
+        # What a policy draws and no message or checkpoint holds is drawn as by the actor.
+        torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.WEIGHTS))
         policy = make_model(self._config.actor.model, spec).to(acting_type(self._config.actor))
+        passed = observed_steps(self._config.actor.model)
+        if policy.observed_steps != passed:
+            raise ConfigError(
+                f"`{type(policy).__name__}` acts on {policy.observed_steps} consecutive observations, and the"
+                f" environments pass {passed}",
+                where="actor.model.model_type",
+                help="earlier observations are passed to policies of lerobot alone: let the environment return them as"
+                " part of its observation, as `gymnasium.wrappers.FrameStackObservation` does",
+            )
         self._idle_device = torch.device("cpu") if self._config.rollout.enable_offload else self.torch_device
         policy.eval()
         self._policy = policy
-        # Laid out in the host's memory: an accelerator may have room for the weights once, and not twice.
+        # Laid out in host memory, since an accelerator may not have room for the weights twice.
         self._weights = FlatWeights.adopt(policy)
         self._weights.move(self.torch_device)
         policy.to(self.torch_device)
@@ -61,10 +77,10 @@ class MultiStepRolloutWorker(ComparingWorker):
         release_host_memory()
 
     def sync_model_from_actor(self) -> int:
-        """Take the weights that the actor sends, in place.
+        """Receive the weights from the actor, in place.
 
         Returns:
-            Their version.
+            The version of the weights.
         """
         source = self._rank % self._layout.actors
         groups = [(self._config.rollout.group_name, receiver_ranks(source, self._layout.actors, self._layout.rollouts))]
@@ -82,9 +98,15 @@ class MultiStepRolloutWorker(ComparingWorker):
         """Act for one rollout, `EnvWorker.interact`, and put its trajectories into the channel.
 
         Args:
-            step: the training step, which the actions drawn depend on; by default the one after the last.
+            step: the training step, on which drawn actions depend; by default the one after the last.
             attempt: see `trajectory_key`.
+
+        Raises:
+            RuntimeFailure: the weights of the actor have not arrived.
         """
+        if self._version < 0:
+            help = "call `sync_model_from_actor`, and `sync_model_to_rollout` of the actors, before the first rollout"
+            raise RuntimeFailure("there are no weights of the actor to act with", help=help)
         self._step = step = self._step + 1 if step is None else step
         train = self._config.env.train
         routes = make_routes(self._layout, self._config, training=True)
@@ -101,7 +123,7 @@ class MultiStepRolloutWorker(ComparingWorker):
         self._move(self._idle_device)
 
     def _move(self, device: torch.device) -> None:
-        """Move the weights, where they do not stay on the accelerator."""
+        """Move the weights, unless they stay on the accelerator."""
         if self._idle_device != self.torch_device:
             with self.worker_timer("rollout/move"):
                 self._weights.move(device)
@@ -115,17 +137,21 @@ class MultiStepRolloutWorker(ComparingWorker):
             self._pass(routes, training=False)
         self._weights.move(self._idle_device)
 
+    @torch.no_grad()
     def _pass(self, routes: Routes, *, training: bool) -> dict[int, RolloutChunks]:
-        """Act for one pass of all stages; return their trajectories by stage, where they are trained on."""
+        """Act for one rollout segment of all stages; return the trajectories by stage, if they are for training.
+
+        A policy of one's own may draw with gradients: their graph would grow with each step.
+        """
         policy = self.policy
         shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
         shares = {stage: share for stage, share in shares.items() if share}
         buffers: dict[int, RolloutBuffer] = {}
         finished: dict[int, RolloutChunks] = {}
         executed = self._config.actor.model.num_action_chunks
-        ensembles = self._config.env.eval.inference.chunking == "ensemble" and not training
+        ensembles = self._config.actor.model.options.get("ensemble") and not training
         means = {stage: TemporalEnsemble(executed) for stage in shares if ensembles}
-        # The env workers say in their first messages how many chunks follow; their last answer needs no action.
+        # The first messages of env workers tell the number of chunks; their last message needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:
             for stage, peers in shares.items():
@@ -143,13 +169,13 @@ class MultiStepRolloutWorker(ComparingWorker):
                     if acts and not training:
                         actions = greedy_actions(policy, inputs, executed, means.get(stage), _begun(message))
                     if output is not None:
-                        # To the host, where an accelerator is waited for.
+                        # Moving actions to the host waits for the accelerator.
                         actions = policy.to_env(output.actions)
                 if actions is not None:
                     self._answer(peers, actions)
                 if not training:
                     continue
-                # What follows is written down while the environments step.
+                # Recorded while the environments step.
                 buffer = buffers[stage]
                 if chunk:
                     self._add_outcome(buffer, chunk - 1, message, inputs)
@@ -163,8 +189,17 @@ class MultiStepRolloutWorker(ComparingWorker):
         return finished
 
     def _act(self, inputs: Inputs) -> PolicyOutput:
-        chunk = self._config.actor.model.num_action_chunks
-        return checked_output(self.policy.act(inputs), self.policy, rows_of(inputs), chunk)
+        model = self._config.actor.model
+        output = checked_output(self.policy.act(inputs), self.policy, rows_of(inputs), model.num_action_chunks)
+        needs = {"logprobs": output.logprobs, **({"values": output.values} if model.add_value_head else {})}
+        missing = next((name for name, tensor in needs.items() if tensor is None), None)
+        if missing is not None and isinstance(getattr(self._config, "algorithm", None), PolicyGradientConfig):
+            raise ConfigError(
+                f"`act` of `{type(self.policy).__name__}` returned no `{missing}`",
+                why="the loss needs those of every action that was drawn",
+                help="return them" + ("" if missing == "logprobs" else ", or write `add_value_head: false`"),
+            )
+        return output
 
     def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
         """Record the result of a step; `following` are the observations after it."""
@@ -175,10 +210,9 @@ class MultiStepRolloutWorker(ComparingWorker):
         return self._values(inputs) if self._config.actor.model.add_value_head else None
 
     def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:
-        """Return the messages of a stage's environments as one batch."""
         parts: list[dict[str, Any]] = list(self.recv_from(self._env, (share.peer for share in peers)).values())
         if any("final_observations" in part for part in parts):
-            # Where no episode ended the present observations stand for the final ones, as within a batch.
+            # If no episode ended, the current observations serve as the final ones, as within a batch.
             parts = [{"final_observations": part["observations"], **part} for part in parts]
         if any(FAILED in part for part in parts):
             parts = [{FAILED: np.zeros(len(part["rewards"]), np.bool_), **part} for part in parts]
@@ -206,14 +240,14 @@ class MultiStepRolloutWorker(ComparingWorker):
 
 
 def _begun(message: dict[str, Any]) -> NDArray[np.bool_] | None:
-    """Return the environments whose episode has just begun, bool [n]; None: none but by a reset of all."""
+    """Return the environments whose episode has just begun, bool [n]; None: only after a reset of all."""
     if "terminations" not in message:
         return None
     return (message["terminations"] | message["truncations"]).any(axis=1)
 
 
 def rows_of(inputs: Inputs) -> int:
-    """Return the number of observations of inputs."""
+    """Return the number of observations in inputs."""
     return len(next(iter(inputs.values())))
 
 
@@ -231,7 +265,7 @@ def greedy_actions(
         inputs: the inputs of `prepare`.
         chunk: C.
         ensemble: the chunks so far.
-        begun: bool [n], environments whose episode has just begun; None: none but the first time.
+        begun: bool [n], environments whose episode has just begun; None: only at the first call.
     """
     if ensemble is None:
         output = policy.act(inputs, greedy=True)
@@ -240,19 +274,20 @@ def greedy_actions(
 
 
 class TemporalEnsemble:
-    """Weighted sums of the chunks so far, for each of the steps that they reach.
+    """Weighted sums of the chunks so far, for each step that they cover.
 
     Zhao et al. 2023, "Learning fine-grained bimanual manipulation with low-cost hardware" (arXiv 2304.13705, algorithm
-    2): the i-th oldest of the predictions of a step weighs exp(-m i), with m = 0.01 as there.
+    2): the i-th oldest prediction of a step has weight exp(-m i), with m = 0.01 as in the paper.
 
     Args:
-        executed: C, actions between the beginnings of two chunks.
-        coefficient: m; 0: all predictions weigh the same; above: older ones weigh more.
+        executed: C, the actions between the starts of two chunks.
+        coefficient: m; at 0 all predictions have equal weight, above 0 older ones have more.
     """
 
     def __init__(self, executed: int, coefficient: float = 0.01) -> None:
         self._executed, self._coefficient = executed, coefficient
-        # Of the next steps: sums of weighted actions [n, H, M], of weights, and the number of predictions, [n, H, 1].
+        # For the next steps: sums of weighted actions [n, H, M] and of weights, and the number of predictions, [n, H,
+        # 1].
         self._sums: Tensor | None = None
         self._weights = self._counts = torch.zeros(())
 
@@ -261,7 +296,7 @@ class TemporalEnsemble:
 
         Args:
             chunk: the newest chunk, [n, H, M].
-            begun: bool [n], environments whose episode has just begun; None: none but the first time.
+            begun: bool [n], environments whose episode has just begun; None: only at the first call.
         """
         if self._sums is None:
             self._sums = torch.zeros_like(chunk)

@@ -1,1 +1,1 @@
-"""The flow of the recipes of language models in virtual time, for advice on their placement."""
+"""Simulations of the language recipes in virtual time, for advice on placement."""

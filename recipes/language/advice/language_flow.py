@@ -1,4 +1,4 @@
-"""The flow of a job of recipe math or agent: legal counts, what must be recorded, bounds and simulations."""
+"""The flow of a job of recipe `math` or `agent`: legal counts, needed records, bounds and simulations."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlinf_core.advice.search import Flow, Simulated
 ROLLOUT, ACTOR, REWARD, DRIVER = "rollout", "actor", "reward", "driver"
 STEP, UPDATE, SCORE, ANSWER = "engine/step", "training/update", "reward/score", "answer"
 SYNC, HANDOVER, TURNS, PAUSE = "driver/sync", "driver/handover", "driver/turns", "driver/pause"
-# Between two steps of an engine.
+# The time between two steps of an engine.
 LAG: Final = "driver/lag"
-# Rollouts that run ahead may gain this share of a step within the steps that are measured.
+# Rollouts that run ahead may gain up to this share of a step within the measured steps.
 _WINDOW: Final = 0.02
-# Steps of an engine may be so many times fewer than the longest answer has tokens.
+# An engine may take this many times fewer steps than the longest answer has tokens.
 _MOST_OFF: Final = 2.0
-# Accelerators of a kind up to which every count is tried.
+# With at most this many accelerators of a kind, every count is tried.
 _EVERY_COUNT: Final = 16
 
 
@@ -32,7 +32,7 @@ def flow_of(config: LanguageConfig) -> LanguageFlow:
     """Return the flow of a job, see `Recipe.flow`.
 
     Raises:
-        RLinfError: it has components that the model lacks.
+        RLinfError: the job has components that the flow does not model.
     """
     further = [name for name in OPTIONAL_COMPONENTS if name in config.cluster.component_placement]
     if further:
@@ -60,7 +60,7 @@ class LanguageFlow:
         self.rewards = max(1, sum(len(part.processes) for part in parts if part.processes is not None))
 
     def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
-        """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
+        """Return the process counts of a component that are worth trying on a kind of accelerator, ascending."""
         most = min(kind.units, self.prompts if component == ROLLOUT else self.prompts * self.answers)
         every = range(1, most + 1)
         if kind.units <= _EVERY_COUNT:
@@ -73,14 +73,14 @@ class LanguageFlow:
         return not (ahead and self._config.rollout.enable_offload)
 
     def training(self, actors: int, tokens: float) -> list[tuple[float, int]]:
-        """Return the calls of an actor in a step: tokens of a call, and their number."""
+        """Return the calls of an actor in a step, as tokens per call and the number of such calls."""
         return [(tokens / actors / self.updates, self.updates * self._epochs)]
 
     def calls(self, run: Recorded) -> list[CallRow]:
-        """See `JobFlow`: tokens of an update are counted as drawn ones.
+        """See `JobFlow`: the tokens of an update are scaled to the tokens that engines drew.
 
-        An update leaves out answers that nothing is learned from, and has what tools said between turns: the steps of
-        a placement are told from what engines draw alone.
+        An update skips answers without a learning signal and includes the text of tools between turns, but a placement
+        is simulated from drawn tokens alone.
         """
         drawn = sum(tokens * number for tokens, number in run.sizes.get(ANSWER, ())) * self._epochs
         trained = sum(row.rows * row.calls for row in run.rows if row.phase == UPDATE)
@@ -90,7 +90,7 @@ class LanguageFlow:
         return [row._replace(rows=row.rows / share) if row.phase == UPDATE else row for row in run.rows]
 
     def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
-        """See `JobFlow`: weights on their way, what lies between phases or an engine's steps, and waits for tools."""
+        """See `JobFlow`: weight transfer, the time between phases and between engine steps, and waits for tools."""
         phases = run.phases
         if run.arrangement.staleness:
             return []
@@ -99,7 +99,7 @@ class LanguageFlow:
         constants = {SYNC: sync, HANDOVER: max(0.0, phases["time/step"] - known)}
         turns = max(1, round(phases.get("agent/turns", 1.0)))
         if turns > 1:
-            # A run in which agents wait for tools, and not for engines, tells how long these take.
+            # The recorded seconds of tools, spread over the pauses between turns.
             tools = sum(seconds for name, seconds in phases.items() if name.startswith("agent/tool_seconds/"))
             constants |= {TURNS: float(turns), PAUSE: tools / (turns - 1)}
         if run.sizes.get(ANSWER):
@@ -107,7 +107,7 @@ class LanguageFlow:
         return [CallRow(DRIVER, phase, 0, "", 1, seconds) for phase, seconds in constants.items()]
 
     def _lag(self, run: Recorded, durations: Durations, constants: Mapping[str, float]) -> float:
-        """Return the seconds between two steps of an engine, by which a rollout takes longer than its calls."""
+        """Return the seconds between two engine steps that explain why a rollout takes longer than its calls."""
         calls = {name: fits for name, fits in durations.phases.items() if name != UPDATE}
         calls |= {name: {"": Duration(constants[name])} for name in (TURNS, PAUSE) if name in constants}
 
@@ -119,14 +119,14 @@ class LanguageFlow:
         lack = run.phases["time/generate_rollouts"] - silent
         if lack <= 0.0:
             return 0.0
-        # A rollout has about as many steps of an engine as the longest answer has tokens; how many, a lag shows. Behind
-        # slow scores it shows nothing.
+        # A rollout has about as many engine steps as the longest answer has tokens. Simulating a guessed lag shows the
+        # actual number, unless slow scoring hides it.
         guess = lack / max(tokens for tokens, _ in run.sizes[ANSWER])
         shown = seconds(guess) - silent
         return guess * min(_MOST_OFF, lack / shown) if shown > 0.0 else 0.0
 
     def rows(self, arrangement: Arrangement) -> Mapping[str, float]:
-        """See `JobFlow`: the largest number of answers under way in an engine."""
+        """See `JobFlow`: the largest number of answers that an engine generates at once."""
         return {STEP: self.answers * -(-self.prompts // arrangement.of(ROLLOUT).size)}
 
     def changes(self, arrangement: Arrangement) -> Mapping[str, Any]:
@@ -138,15 +138,15 @@ class LanguageFlow:
         """See `JobFlow`: prompts.
 
         Raises:
-            RLinfError: their server is another one's, who would get the weights of a trial.
+            RLinfError: answers come from an external server, which would receive the weights of a trial.
         """
         if self._config.rollout.backend == "server":
-            why = "trials would send their weights to the server of `rollout.server`"
+            why = "trials would send their weights to the server of `rollout.engine_options`"
             raise RLinfError("`rollout` cannot be measured alone", why=why, help="give a run: `--advise RUN`")
         return halves(min(self.prompts, 2 * -(-self.prompts // now.of(ROLLOUT).size)))
 
     def trial_size(self, component: str, rows: int, now: Arrangement) -> int:
-        """See `JobFlow`: a call of an engine has all answers of a trial."""
+        """See `JobFlow`: an engine generates all answers of a trial at once."""
         return max(1, rows // self.answers) if component == ROLLOUT else 0
 
     def trial(self, size: int, now: Arrangement) -> Mapping[str, Any]:
@@ -158,20 +158,14 @@ class LanguageFlow:
         return {**TRIAL, **values}
 
     def rehearsal(self) -> Sequence[str]:
-        """See `JobFlow`: processes that rehearse have an engine, a model, a scorer and an agent that are stand-ins."""
-        runner = self._config.runner
-        return [
-            *(["~runner.max_samples"] if "max_samples" in runner.model_fields_set else []),
-            "runner.sample_interval=-1",
-            "runner.save_format=dcp",
-            'rollout.check_logprobs="off"',
-        ]
+        """See `JobFlow`: rehearsals replace engine, model, scorer and agent by stand-ins."""
+        return ["runner.sample_interval=-1", "runner.save_format=dcp", 'rollout.check_logprobs="off"']
 
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes) -> Flow:
         """See `JobFlow`.
 
         Raises:
-            RLinfError: no run recorded the lengths of its answers.
+            RLinfError: no run recorded answer lengths.
         """
         if not sizes.get(ANSWER):
             raise RLinfError("the runs recorded no lengths of answers", help="give runs of a newer version")
@@ -179,13 +173,13 @@ class LanguageFlow:
 
 
 class TimedLanguageFlow:
-    """The flow of a job with durations.
+    """The flow of a job with known durations.
 
     Args:
         job: the job.
-        durations: those of its phases.
-        models: the model of the accelerators of each kind.
-        lengths: tokens of answers, and how many had about as many.
+        durations: the durations of the job's phases.
+        models: the accelerator model of each kind.
+        lengths: answer lengths in tokens, each with the number of answers of about that length.
     """
 
     def __init__(
@@ -206,7 +200,7 @@ class TimedLanguageFlow:
         return self._durations.of_phase(phase, "" if kind is None else self._models[kind]) or Duration(0.0)
 
     def _lengths(self, step: int) -> list[list[int]]:
-        """Return the tokens of the answers to the prompts of a step: the same for every arrangement."""
+        """Return the answer lengths in tokens for each prompt of a step; equal for every arrangement."""
         tokens, numbers = zip(*self._drawn, strict=True)
         drawn = random.Random(step).choices(tokens, numbers, k=self._job.prompts * self._job.answers)
         whole = [max(1, round(length)) for length in drawn]
@@ -247,7 +241,7 @@ class TimedLanguageFlow:
             else:
                 mine = [groups[rank :: rollout.size] for rank in range(min(rollout.size, len(groups)))]
                 if self._turns > 1:
-                    # Rows come and go: an engine is busy, or the longest conversation takes its time.
+                    # Either the engine is always busy, or the longest conversation decides.
                     busy = max(line[1] * sum(map(sum, part)) for part in mine)
                     answered += max(busy, longest * token + score)
                     continue

@@ -1,4 +1,4 @@
-"""The loop of answers in virtual time: `ReasoningRunner`, its engines, reward workers and actors."""
+"""A simulation of `ReasoningRunner`, its engines, reward workers and actors in virtual time."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rlinf_core.advice.durations import Duration
 from rlinf_core.advice.job_flow import Process, Receive, Use, VirtualTime
 from rlinf_core.advice.search import Simulated
 
-# Steps before the regime is steady, and those that are measured.
+# The number of steps before the steady state, and of measured steps.
 _WARM_UP, _MEASURED = 2, 32
-# Engine steps that are taken at once while others may come in between: a part of the longest answer.
+# Where other events may interrupt an engine, it takes this fraction of the longest answer's steps at once.
 _PARTS: Final = 48
 
 
 class AnswerJob(NamedTuple):
-    """The processes of a job, and what its steps are made of.
+    """The processes of a job, and the work of its steps.
 
     Attributes:
         rollout, actor: the accelerator of each process.
         rewards: the number of reward workers.
-        staleness: steps that rollouts run ahead.
-        lengths: the tokens of the answers to each prompt of a step, by its number.
-        step: an engine's step, by the answers under way.
-        score: the scoring of a group, by its answers.
-        sync, handover: new weights on their way, and everything else between two phases.
-        training: the calls of one actor in a step, by the tokens of all answers.
-        turns: turns of a conversation, over which its tokens are spread evenly.
-        pause: seconds between two turns of a conversation, as a tool takes them.
-        lag: seconds between two steps of an engine, in which its accelerator is free.
-        drains: whether answers under way are ended before an engine takes new weights, and with them new prompts.
+        staleness: the number of steps that rollouts run ahead.
+        lengths: maps the number of a step to the answer lengths in tokens for each of its prompts.
+        step: the duration of an engine step, by the number of active answers.
+        score: the duration of scoring a group, by its number of answers.
+        sync, handover: seconds of a weight transfer, and of everything else between two phases.
+        training: the seconds of each call of one actor in a step, by the tokens of all answers.
+        turns: the number of turns of a conversation, over which its tokens are spread evenly.
+        pause: seconds between two turns of a conversation, such as a tool's.
+        lag: seconds between two engine steps, in which the accelerator is idle.
+        drains: whether an engine finishes its active answers before it takes new weights and new prompts.
     """
 
     rollout: Sequence[Device]
@@ -52,25 +52,24 @@ class AnswerJob(NamedTuple):
 
 
 class _Engine:
-    """The answers under way in one engine: tokens left of a turn, turns after it, its group, and the tokens of
-    a turn."""
+    """The active answers of one engine, as rows of tokens left in the turn, turns left, group, and tokens per turn."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
-        # One without an answer stands for new weights, before which those under way end.
+        # An empty order stands for new weights, before which all active answers end.
         self.orders: deque[list[list[int]]] = deque()
         self.prompts = 0
-        # Orders that there is a message of, which was not taken yet.
+        # The number of orders that were announced by a message and not taken yet.
         self.told = 0
 
 
 class _Virtual:
-    """A job under way."""
+    """The state of a simulated job."""
 
     def __init__(self, job: AnswerJob) -> None:
         self.job, self.clock = job, VirtualTime()
         self.engines = [_Engine() for _ in job.rollout]
-        # Of each group: answers that are not there yet, their number, its engine and its step.
+        # For each group: its missing answers, all its answers, its engine and its step.
         self.groups: list[list[int]] = []
         self.to_score: deque[int] = deque()
         self.tokens: defaultdict[int, int] = defaultdict(int)
@@ -92,14 +91,14 @@ class _Virtual:
                 ]
             )
             self.tokens[step] += sum(lengths)
-        # An engine begins when it has all that it is given.
+        # Orders are announced after the loop: an engine starts with all its prompts.
         for rank, engine in enumerate(self.engines):
             if engine.orders:
                 self.clock.put(("order", rank), count=len(engine.orders) - engine.told)
                 engine.told = len(engine.orders)
 
     def answer(self, rank: int, device: Device) -> Process:
-        """Sample tokens for all answers of an engine at once, until none is left and further prompts arrive."""
+        """Sample tokens for all answers of an engine at once, forever; wait for prompts when none is left."""
         engine = self.engines[rank]
         while True:
             while engine.orders and (engine.orders[0] or not engine.rows):
@@ -128,7 +127,7 @@ class _Virtual:
             engine.rows = left
 
     def _pause(self, rank: int, row: list[int]) -> Process:
-        """Begin the next turn of a conversation when what it waits for is there."""
+        """Begin the next turn of a conversation after the job's pause."""
         yield Use(None, self.job.pause)
         engine = self.engines[rank]
         engine.orders.append([[row[3], row[1] - 1, row[2], row[3]]])
@@ -143,7 +142,7 @@ class _Virtual:
             self.clock.put("answered")
 
     def score(self) -> Process:
-        """Score groups, one after the other."""
+        """Score finished groups one by one."""
         while True:
             yield Receive("answered")
             _, answers, _, step = self.groups[self.to_score.popleft()]
@@ -180,7 +179,7 @@ class _Virtual:
 
 
 def simulate(job: AnswerJob) -> Simulated:
-    """Return a step of the job, the mean over some of them."""
+    """Return the mean over the measured steps of the job."""
     virtual = _Virtual(job)
     for rank, device in enumerate(job.rollout):
         virtual.clock.start(virtual.answer(rank, device))
@@ -197,7 +196,7 @@ def simulate(job: AnswerJob) -> Simulated:
 
 
 def measured(staleness: int) -> tuple[int, int]:
-    """Return the steps between whose ends steps are measured."""
+    """Return the first and the last step; the time between their ends is measured."""
     first = _WARM_UP + 2 * staleness if staleness else 0
-    # Steps that run ahead may be long and short in turn.
+    # When rollouts run ahead, long and short steps may alternate.
     return first, first + _MEASURED * (1 + staleness)

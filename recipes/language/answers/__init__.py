@@ -1,1 +1,1 @@
-"""Answers: as engines return them, as groups that are scored, as flat batches that are trained on."""
+"""Answers: as returned by engines, as groups for scoring, and as flat batches for training."""

@@ -1,4 +1,4 @@
-"""Answers as flat arrays, the format of transport and training."""
+"""Batches of answers as flat arrays, for transport and training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ScoredAnswers(NamedTuple):
     """The answers to one prompt with their rewards.
 
     Attributes:
-        answers: the segments of each trajectory next to each other.
-        group: number of the prompt.
-        rewards: the reward of the trajectory of each answer.
+        answers: the sequences; segments of a trajectory are adjacent.
+        group: the number of the prompt.
+        rewards: the reward of each answer's trajectory.
     """
 
     answers: Sequence[Answer]
@@ -32,23 +32,23 @@ class ScoredAnswers(NamedTuple):
 class RolloutBatch:
     """n answers with their prompts, without padding.
 
-    An answer of several turns holds what was said between them, too. Where a trajectory branched, it is several
-    answers, its segments, which are neighbours.
+    An answer of several turns includes the text between its turns. A trajectory that branched is several adjacent
+    answers, its segments.
 
     Attributes:
-        tokens: int64 [T], prompt and answer of each sequence, one after the other.
-        lengths: int64 [n], tokens of each sequence.
-        prompt_lengths: int64 [n], how many of them are the prompt.
-        trained: bool [A], which answer tokens are trained on; A is the sum of the answers' lengths.
-        logprobs: float32 [A], of the policy that drew each answer token.
-        versions: int64 [A], of the weights that drew it.
-        groups: int64 [n], number of the prompt; equal for answers to one prompt.
+        tokens: int64 [T], prompt and answer of each sequence, concatenated.
+        lengths: int64 [n], tokens of each sequence, prompt and answer.
+        prompt_lengths: int64 [n], tokens of each prompt.
+        trained: bool [A], whether an answer token is trained on; A is the sum of the answers' lengths.
+        logprobs: float32 [A], log-probability of each answer token under the policy that drew it.
+        versions: int64 [A], version of the weights that drew each answer token.
+        groups: int64 [n], number of each answer's prompt.
         samples: int64 [n], number of the trajectory within its group; equal for its segments.
-        rewards: float32 [n], of the trajectory.
-        step_rewards: float32 [A], the part of it that came with a token before the end.
-        finished: bool [n], whether the answer ended by itself and not at its limit.
-        minibatches: int64 [n], number of the optimizer step of a pass that learns from the answer; equal within a
-            group, and chosen for the batches of all ranks together.
+        rewards: float32 [n], reward of the trajectory.
+        step_rewards: float32 [A], the part of the reward that came with a token before the end.
+        finished: bool [n], whether the answer ended by itself, not at its length limit.
+        minibatches: int64 [n], number of the optimizer step within a pass that learns from the answer; equal within a
+            group, and chosen for all ranks together.
     """
 
     tokens: Tensor
@@ -66,12 +66,12 @@ class RolloutBatch:
 
     @classmethod
     def of(cls, answers: Sequence[Answer], group: int, rewards: Sequence[float]) -> RolloutBatch:
-        """Return the answers to one prompt; see `ScoredAnswers`."""
+        """Return a batch of the answers to one prompt; see `ScoredAnswers`."""
         return cls.of_groups([ScoredAnswers(answers, group, rewards)])
 
     @classmethod
     def of_groups(cls, groups: Sequence[ScoredAnswers]) -> RolloutBatch:
-        """Return the answers to several prompts, in their order."""
+        """Return a batch of the answers to several prompts, in their order."""
         answers = [answer for part in groups for answer in part.answers]
         return cls(
             tokens=_whole([token for answer in answers for token in (*answer.prompt, *answer.tokens)]),
@@ -96,14 +96,14 @@ class RolloutBatch:
 
     @classmethod
     def joined(cls, batches: Sequence[RolloutBatch]) -> RolloutBatch:
-        """Return all answers of several batches, in their order."""
+        """Return several batches concatenated."""
         if not batches:
             return cls.empty()
         return cls(**{field.name: torch.cat([getattr(b, field.name) for b in batches]) for field in fields(cls)})
 
     @classmethod
     def empty(cls) -> RolloutBatch:
-        """Return a batch of no answers."""
+        """Return a batch without answers."""
         return cls.of_groups(())
 
     def __len__(self) -> int:
@@ -116,22 +116,22 @@ class RolloutBatch:
 
     @property
     def trajectories(self) -> tuple[Tensor, Tensor]:
-        """The first answer of each trajectory, and how many answers it is; both int64 [trajectories]."""
+        """The first answer of each trajectory, and its number of answers; both int64 [trajectories]."""
         begins = torch.ones(len(self), dtype=torch.bool)
         begins[1:] = (self.groups[1:] != self.groups[:-1]) | (self.samples[1:] != self.samples[:-1])
         first = begins.nonzero()[:, 0]
         return first, first.diff(append=torch.tensor([len(self)]))
 
     def drawn_by(self, version: int) -> Tensor:
-        """Return which answer tokens belong to answers sampled entirely by weights of this version, bool [A].
+        """Return the trained tokens of answers that this version of the weights sampled entirely, as a mask, bool [A].
 
-        Tokens drawn under new weights attended to keys and values of the older weights.
+        In mixed answers, tokens of new weights attended to keys and values of older weights.
         """
         others = answer_sums((self.trained & (self.versions != version)).float(), self.answer_lengths)
         return self.trained & per_token(others == 0, self.answer_lengths)
 
     def select(self, rows: Tensor) -> RolloutBatch:
-        """Return some of the answers, by their numbers, int64 [m]."""
+        """Return the answers with these row numbers, int64 [m]."""
         of_answers = ("trained", "logprobs", "versions", "step_rewards")
         lengths = {"tokens": self.lengths, **dict.fromkeys(of_answers, self.answer_lengths)}
         columns: dict[str, Tensor] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -148,18 +148,18 @@ def _whole(numbers: Sequence[int]) -> Tensor:
 
 
 def per_token(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return a value of each answer, [n], for each of its tokens, [A]."""
+    """Repeat a value of each answer, [n], for each of its tokens, [A]."""
     return values.repeat_interleave(lengths)
 
 
 def answer_sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum over each answer, [n], of values of its tokens, [A]; differentiable."""
+    """Return the sum of token values, [A], over each answer, [n]; differentiable."""
     index = torch.arange(len(lengths), device=values.device).repeat_interleave(lengths)
     return values.new_zeros(len(lengths)).index_add(0, index, values)
 
 
 def _ragged(values: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
-    """Return the pieces of `rows` from concatenated pieces of these lengths."""
+    """Return the pieces numbered `rows` of a tensor that concatenates pieces of these lengths."""
     starts = lengths.cumsum(0) - lengths
     chosen = lengths[rows]
     within = torch.arange(int(chosen.sum())) - (chosen.cumsum(0) - chosen).repeat_interleave(chosen)
@@ -169,8 +169,8 @@ def _ragged(values: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
 def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
     """Return items distributed over parts of similar total weight, each in ascending order.
 
-    Largest first, to the part with the least so far (Graham's LPT rule: at most 4/3 of the best); of equal ones the
-    lower number, so that the result depends on the weights alone.
+    The heaviest item goes first, to the lightest part so far (Graham's LPT rule: at most 4/3 of the best). Ties go to
+    the lower number, so that the result depends on the weights alone.
     """
     heap = [(0, part) for part in range(parts)]
     dealt: list[list[int]] = [[] for _ in range(parts)]
@@ -189,17 +189,17 @@ def token_budget_parts(
     *,
     shares_row: int | None = None,
 ) -> list[list[int]]:
-    """Return items in parts of at most `budget` total cost, similar ones together.
+    """Return items in parts of at most `budget` total cost, with items of similar cost together.
 
-    Sorted by cost, longest first, and filled in turn; an item above the budget is a separate part.
+    Parts are filled in descending order of cost; an item above the budget gets a part alone.
 
     Args:
         costs: the costs of the items.
         budget: largest sum of the costs of a part.
         counts: a second cost of each item.
         most: largest sum of the counts of a part; None: any.
-        shares_row: items up to that cost share rows, and in a part with a longer one each takes as much as that one;
-            None: all share rows.
+        shares_row: items up to this cost share rows; in a part with a costlier item, each item costs as much as the
+            costliest. None: all share rows.
     """
     parts: list[list[int]] = []
     room = left = -1

@@ -16,15 +16,15 @@ from rlinf_core import Channel
 
 
 class TurnRecord(NamedTuple):
-    """A turn of a conversation, as a person reads it.
+    """A turn of a conversation, for people to read.
 
     Attributes:
-        who: the author of the turn; `reward` for the reward of a turn of the model.
-        text: what was said, or the reward.
-        tool: name of the tool.
-        seconds: the seconds that the turn took.
+        who: the author of the turn; `reward` marks the reward of a model's turn.
+        text: the message, or the reward.
+        tool: the name of the tool.
+        seconds: the duration of the turn.
         failure: `error` or `timeout` of a tool; "" else.
-        segment: number of the segment of the trajectory.
+        segment: the number of the trajectory's segment.
     """
 
     who: Literal["task", "model", "tool", "reward"]
@@ -36,16 +36,16 @@ class TurnRecord(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """An answer to a prompt, of one turn or of the many of an agent's run.
+    """An answer to a prompt: one turn, or an agent's run of many.
 
     Attributes:
-        segments: its sequences; more than one where a trajectory branched.
+        segments: the token sequences; several if the trajectory branched.
         text: the answer without the token that ends it.
-        pieces: text of each token; empty unless they are shown.
-        score: its score, which an agent may set; None: the text is to be scored.
-        turns: what was said in the run of an agent.
-        figures: metrics of such a run by their full names, whose means are reported.
-        exit: the bad end of such a run that the policy can have caused, an `Exit`; "" else.
+        pieces: the text of each token; empty unless samples show it.
+        score: the score of the answer, which an agent may set; None: `text` is to be scored.
+        turns: the turns of an agent's run.
+        figures: metrics of an agent's run by their full names; their means are reported.
+        exit: the `Exit` of an agent's run, a bad end that the policy can have caused; "" else.
     """
 
     segments: tuple[Answer, ...]
@@ -58,12 +58,12 @@ class Rollout(NamedTuple):
 
     @property
     def failure(self) -> str:
-        """The cause for which it is no sample; "" where it is one or is not scored yet."""
+        """The cause that keeps the answer from being a sample; "" if it is a sample or not scored yet."""
         return self.score.failure if self.score else ""
 
     @property
     def unanswered(self) -> str:
-        """Why the engine has not answered; "" where it has."""
+        """The reason why the engine did not answer; "" if it did."""
         return next((segment.failure for segment in self.segments if segment.failed), "")
 
     @property
@@ -73,7 +73,7 @@ class Rollout(NamedTuple):
 
     @property
     def drawn(self) -> int:
-        """Number of the tokens that the model drew."""
+        """Number of tokens that the model drew."""
         return sum(segment.drawn for segment in self.segments)
 
 
@@ -82,9 +82,9 @@ class AnswerGroup(NamedTuple):
 
     Attributes:
         prompt: the prompt that was answered.
-        problem: number of the problem in its set.
-        question: the problem.
-        rollouts: the answers, by number; empty for a prompt that was skipped.
+        problem: the number of the problem in its data set.
+        question: the problem itself.
+        rollouts: the answers in order; empty for a skipped prompt.
     """
 
     prompt: Prompt
@@ -94,12 +94,12 @@ class AnswerGroup(NamedTuple):
 
     @property
     def answers(self) -> list[Answer]:
-        """The sequences; segments of a trajectory next to each other."""
+        """The sequences of all answers; segments of a trajectory are adjacent."""
         return [segment for rollout in self.rollouts for segment in rollout.segments]
 
     @property
     def unscored(self) -> list[Rollout]:
-        """The answers whose texts are to be scored: those that the engine gave, and the agent has not scored."""
+        """The answers whose text is to be scored: completed by the engine and not scored by an agent."""
         return [rollout for rollout in self.rollouts if rollout.score is None and not rollout.unanswered]
 
     @property
@@ -108,11 +108,11 @@ class AnswerGroup(NamedTuple):
         return [(one, one.score) for one in self.rollouts if one.score and not one.score.failed]
 
     def scores(self, judged: Iterable[Score], incorrect: float) -> list[Score]:
-        """Return the score of each answer; what the engine has not answered is no sample.
+        """Return the score of each answer; answers that the engine did not give get `Cause.ENGINE`.
 
         Args:
             judged: the scores of `unscored`.
-            incorrect: reward of an answer that is not right.
+            incorrect: the reward of an answer that the engine did not give.
         """
         rest = iter(judged)
         return [
@@ -126,7 +126,7 @@ class AnswerGroup(NamedTuple):
         return self._replace(rollouts=tuple(rollout._replace(score=score) for rollout, score in pairs))
 
     def report(self) -> GroupReport:
-        """Return the facts about the answers; whether they are trained on is for others to say."""
+        """Return statistics of the answers, regardless of whether they are trained on."""
         scored, scores = self.scored, [rollout.score for rollout in self.rollouts if rollout.score]
         parts, figures = Counter[str](), Counter[str]()
         for rollout, score in scored:
@@ -156,11 +156,11 @@ class AnswerGroup(NamedTuple):
         )
 
     def lines(self) -> tuple[dict[str, Any], ...]:
-        """Return the scored answers for people to read, as lines of `samples/step_N.jsonl`."""
+        """Return the scored answers as lines of `samples/step_N.jsonl`, for people to read."""
         return tuple(self._line(rollout, rollout.score) for rollout in self.rollouts if rollout.score)
 
     def _line(self, rollout: Rollout, score: Score) -> dict[str, Any]:
-        # A conversation is read turn by turn; its longest segment stands for its tokens.
+        # `turns` shows a whole conversation; token columns show its longest segment only.
         answer = max(rollout.segments, key=lambda segment: len(segment.prompt) + len(segment.tokens))
         return {
             "slot": self.prompt.slot,
@@ -181,16 +181,16 @@ class AnswerGroup(NamedTuple):
 
 
 class GroupOutlet:
-    """The way of groups to the reward workers; it keeps the answers of the present step, for reward workers that take
-    the place of dead ones.
+    """The sender of groups to the reward workers. It keeps the current step's groups, to resend them to a replaced
+    worker.
 
     Args:
         channel: the channel to the reward workers.
         rewards: the number of reward workers.
-        keeps: whether any answers are kept; else all of them are lost with a reward worker.
+        keeps: whether groups are kept for resending.
 
     Attributes:
-        streams: whether groups come without an end, so that any reward worker may take any group and none is kept.
+        streams: whether generation never stops; any reward worker may then take any group, and no group is kept.
     """
 
     def __init__(self, channel: Channel, rewards: int, *, keeps: bool) -> None:
@@ -198,24 +198,24 @@ class GroupOutlet:
         self._rewards = rewards
         self._keeps = keeps
         self._step = 0
-        # Pickled, which takes a quarter of the memory.
+        # Pickled groups take a quarter of the memory.
         self._groups: dict[int, bytes] = {}
         self.streams = False
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
-        """Forget the answers of evaluations and of all steps except that of `prompts`, which belong to one step."""
+        """Forget all kept groups unless `prompts` train in the step of these groups."""
         if prompts and not (prompts[0].trains and prompts[0].step == self._step):
             self._step = prompts[0].step
             self._groups.clear()
 
     def put(self, groups: Sequence[AnswerGroup]) -> None:
-        """Hand on groups that are whole, in one message to each worker: a message costs more than most scores."""
+        """Send finished groups, in one message to each worker: a message costs more than most scores."""
         if self._keeps and not self.streams:
             self._groups |= {group.prompt.slot: pickle.dumps(group) for group in groups}
         self._send(groups)
 
     def put_again(self, slots: Collection[int]) -> tuple[int, ...]:
-        """Hand on those groups again that are in these slots, and return the slots of those that are here."""
+        """Resend the kept groups of these slots, and return their slots."""
         wanted = [content for slot, content in self._groups.items() if slot in slots]
         groups: list[AnswerGroup] = [pickle.loads(content) for content in wanted]  # noqa: S301 - pickled above
         self._send(groups)

@@ -1,4 +1,4 @@
-"""Answers in a checkpoint: groups buffered for training, and unfinished answers."""
+"""Answers in checkpoints: groups buffered for training, and unfinished answers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _REASONS: Final[tuple[FinishReason, ...]] = ("aborted", "stop", "length")
 
 
 class UnfinishedGroup(NamedTuple):
-    """The answers to a training problem, as far as they are drawn.
+    """The partly drawn answers to a training problem.
 
     Attributes:
-        position: place in the endless order of training problems.
-        answers: those of which tokens are drawn; the ones that have not ended are `aborted`.
+        position: the problem's place in the endless order of training problems.
+        answers: the answers with at least one token; unfinished ones are `aborted`.
     """
 
     position: int
@@ -44,8 +44,8 @@ class UnfinishedReport(NamedTuple):
     """The prompts that a rollout worker is answering.
 
     Attributes:
-        positions: the positions of all their problems.
-        groups: the groups of which something is drawn.
+        positions: the positions of all problems being answered.
+        groups: the groups with at least one drawn token.
     """
 
     positions: tuple[int, ...]
@@ -53,12 +53,12 @@ class UnfinishedReport(NamedTuple):
 
     @property
     def oldest(self) -> dict[int, int | None]:
-        """Version of the oldest weights that drew a token, by position; None where none is drawn."""
+        """Version of the oldest weights that drew a token, by position; None without drawn tokens."""
         return {**dict.fromkeys(self.positions), **{group.position: group.oldest for group in self.groups}}
 
 
 def save_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> None:
-    """Write the groups that a channel holds under the keys `slots`, and leave them there."""
+    """Write the groups under the keys `slots` of a channel, without taking them."""
     tensors: dict[str, Tensor] = {}
     for slot in slots:
         (batch,) = channel.peek_all(key=str(slot))
@@ -67,13 +67,13 @@ def save_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
 
 
 def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> None:
-    """Put groups that `save_buffered` wrote into a channel, under the keys `slots`.
+    """Put the groups that `save_buffered` wrote into a channel, under the keys `slots`.
 
     Raises:
         CheckpointError: the file is missing or damaged, or lacks a group.
     """
     with _stored(folder / _FILE, "buffered answer groups") as groups:
-        # Those of earlier releases have a column more.
+        # Groups of earlier releases have an extra column.
         names = [field.name for field in fields(RolloutBatch)]
         batches = {slot: RolloutBatch(**{name: groups[f"{slot}.{name}"] for name in names}) for slot in slots}
     for slot, batch in batches.items():
@@ -81,7 +81,7 @@ def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
 
 
 def save_unfinished(groups: Iterable[UnfinishedGroup], folder: Path) -> None:
-    """Write answers that are under way."""
+    """Write unfinished answers."""
     named = ((group.position, _tensors(group.answers)) for group in groups)
     tensors = {f"{position}.{name}": tensor for position, answers in named for name, tensor in answers.items()}
     write_tensors(folder / _UNFINISHED_FILE, tensors)
@@ -102,7 +102,7 @@ def _stored(file: Path, what: str) -> Generator[dict[str, Tensor]]:
     """Yield the tensors in a file of a checkpoint, by the names of groups and of their parts.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or lacks what is looked for within the block.
+        CheckpointError: the file is missing or damaged, or a lookup within the block fails.
     """
     try:
         yield read_tensors(file)

@@ -1,9 +1,9 @@
-"""Scores of answers, and bad ends of answers and of runs of agents, which the policy can have caused or cannot.
+"""Scores of answers, and bad ends of answers and agent runs, by whether the policy can have caused them.
 
-What the policy can cause is a sample: it is graded by the state that was reached, or 0, and counted as `exit/<status>`.
-What it cannot have caused is left out of its group and of every mean, and counted as `failed/<cause>`. Where the two
-can't be told apart, the same is done once more on a healthy place: a second failure is the policy's. The page
-about rewards says of each end what happened, and what is done before it counts.
+An end that the policy can cause gives a sample, graded by the state that was reached, or 0, and counted as
+`exit/<status>`. An end that it cannot have caused is left out of its group and of every mean, and counted as
+`failed/<cause>`. If the two cannot be distinguished, the work is repeated once on a healthy place; a second failure is
+the policy's. The page about rewards lists every end and what precedes its counting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 
 class Exit(StrEnum):
-    """A bad end that the policy can cause; a sample."""
+    """A bad end that the policy can cause; the answer is a sample."""
 
     TURNS = "turns"
     TOKENS = "tokens"
@@ -28,7 +28,7 @@ class Exit(StrEnum):
 
 
 class Cause(StrEnum):
-    """A failure that the policy cannot have caused; no sample."""
+    """A failure that the policy cannot have caused; the answer is no sample."""
 
     ENGINE = "engine"
     TOOL = "tool"
@@ -44,12 +44,12 @@ class Score:
     """The score of an answer: right, wrong, or failed.
 
     Attributes:
-        reward: the reward for training; `incorrect_reward`, for people alone, where it could not be scored.
-        reason: what it was judged by.
+        reward: the reward for training; for an answer that could not be scored, `incorrect_reward`, for display only.
+        reason: the explanation of the score.
         parts: further metrics by name.
-        failure: the `Cause` of a failure for which it could not be scored; "" else.
-        correct: whether the answer is right; no penalty of training changes that.
-        exit: the bad end that the policy can have caused, an `Exit`; "" else.
+        failure: the `Cause` why the answer could not be scored; "" else.
+        correct: whether the answer is right, regardless of training penalties.
+        exit: the `Exit`, a bad end that the policy can have caused; "" else.
     """
 
     reward: float
@@ -61,11 +61,11 @@ class Score:
 
     @property
     def failed(self) -> bool:
-        """Whether the answer could not be scored: it is not a sample then."""
+        """Whether the answer could not be scored, and so is no sample."""
         return bool(self.failure)
 
 
-# The outcome of scoring that failed twice, where the scorer works for another answer.
+# The exit of an answer whose scoring failed twice, while the scorer works for another answer.
 EXIT_OF_SCORING: Final = {
     Cause.TIMEOUT: Exit.TIME_LIMIT,
     Cause.ERROR: Exit.ERROR,

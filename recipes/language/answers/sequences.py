@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 if TYPE_CHECKING:
     from recipes.language.config.language_config import LanguageConfig
 
 
-# Logits divided by less may exceed what a float32 holds.
+# Logits divided by a smaller temperature may overflow a float32.
 LEAST_TEMPERATURE: Final = 1e-6
 
 FinishReason = Literal["stop", "length", "aborted"]
@@ -19,16 +19,16 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The settings by which the tokens of an answer are drawn.
+    """Sampling settings of an answer.
 
     Attributes:
-        temperature: divides the logits; 0 takes the most likely token, and others are at least `LEAST_TEMPERATURE`.
-        top_k: only that many of the most likely tokens; -1: all.
-        top_p: only the most likely tokens that have this probability together.
-        max_new_tokens: longest answer, its ending token counted.
-        min_new_tokens: no ending token before that many.
+        temperature: the divisor of the logits, 0 (always the most likely token) or at least `LEAST_TEMPERATURE`.
+        top_k: how many of the most likely tokens may be drawn; -1: all.
+        top_p: the total probability of the most likely tokens that may be drawn.
+        max_new_tokens: the longest answer in tokens, with its ending token.
+        min_new_tokens: the shortest answer in tokens, with its ending token.
         stop_token_ids: tokens that end an answer, besides the tokenizer's own.
-        stop: texts that end an answer; they are part of it.
+        stop: texts that end an answer and are part of it.
         seed: the seed of the draws.
 
     Raises:
@@ -61,6 +61,10 @@ class SamplingParams:
                     f" {self.max_new_tokens}"
                 ),
             ),
+            (
+                isinstance(cast("object", self.stop), str),
+                f"`stop` is the text {self.stop!r}; it must be a tuple of texts",
+            ),
             ("" in self.stop, "`stop` has an empty text, which would end every answer"),
         ):
             if wrong:
@@ -69,12 +73,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The tokens of an answer sampled earlier, as in `Sequence`: the answer continues after them.
+    """The tokens of an answer that were sampled earlier, as in `Sequence`; the answer continues after them.
 
     Attributes:
         tokens: token ids, fewer than `max_new_tokens`, and none that ends the answer.
-        logprobs: the log-probabilities of each token.
-        versions: the versions of the weights that drew each token.
+        logprobs: the log-probability of each token.
+        versions: the version of the weights that drew each token.
     """
 
     tokens: tuple[int, ...] = ()
@@ -87,14 +91,14 @@ class Request:
     """Prompts to answer.
 
     Attributes:
-        request_id: chosen by the caller; comes back with every answer.
+        request_id: chosen by the caller, and returned with every answer.
         prompt: token ids, at least one.
-        params: how tokens are drawn.
+        params: the sampling settings.
         group_size: the number of answers.
-        priority: smaller goes first where requests have to wait for room.
-        sample_offset: number of the group's first answer, for a request that asks for a part of a group.
-        metadata: comes back with every answer.
-        begun: the tokens of every answer so far, for engines that continue answers.
+        priority: the rank among waiting requests; the smallest goes first.
+        sample_offset: the number of the first answer, for a request of a part of a group.
+        metadata: returned with every answer.
+        begun: the tokens so far, the same for every answer, for engines that continue answers.
     """
 
     request_id: str
@@ -108,7 +112,7 @@ class Request:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """The context of the next token: the prompt, and the answer so far."""
+        """The context of the next token: the prompt and the answer so far."""
         return self.prompt + self.begun.tokens
 
 
@@ -118,19 +122,19 @@ class Sequence:
 
     Attributes:
         request_id: the id of the request.
-        sample: its number within the group.
+        sample: the answer's number within the group.
         prompt: token ids.
-        tokens: token ids of the answer, its ending token included.
+        tokens: token ids of the answer, with its ending token.
         logprobs: log-probability of each token under the policy that drew it, at the sampling temperature and before
             `top_k` and `top_p`.
         versions: version of the weights that drew each token.
-        finish_reason: `stop` by an ending token or text, `length`, or `aborted` before its end.
-        seconds: the seconds from the moment at which the engine took the request up to the end of the answer.
+        finish_reason: `stop` at an ending token or text, `length` at a limit, or `aborted`.
+        seconds: seconds from the engine's acceptance of the request to the end of the answer.
         metadata: the metadata of the request.
-        trained: which of `tokens` are trained on, where not all are: what a tool said between two turns is not, and
-            has log-probability and version 0. Empty: all.
-        rewards: the part of the answer's reward that came with each token, before the answer's end; empty: none.
-        failure: why the engine gave no whole answer, where that is not a fault of the policy's; it is `aborted` then.
+        trained: whether each of `tokens` is trained on; empty: all are. Text of a tool between two turns is not, and
+            has log-probability and version 0.
+        rewards: the part of the reward that came with each token, before the answer's end; empty: none.
+        failure: why the engine, not the policy, failed to finish the answer, which is `aborted`; "" else.
     """
 
     request_id: str
@@ -148,17 +152,17 @@ class Sequence:
 
     @property
     def failed(self) -> bool:
-        """Whether the engine failed to answer: it is not a sample then."""
+        """Whether the engine failed to answer, so that this is no sample."""
         return bool(self.failure)
 
     @property
     def drawn(self) -> int:
-        """Number of the tokens that the model drew."""
+        """Number of tokens that the model drew."""
         return sum(self.trained) if self.trained else len(self.tokens)
 
     @property
     def drawn_versions(self) -> list[int]:
-        """Versions of the weights that drew those tokens."""
+        """Version of the weights that drew each such token."""
         if not self.trained:
             return list(self.versions)
         return [version for version, drawn in zip(self.versions, self.trained, strict=True) if drawn]
@@ -173,7 +177,7 @@ def undrawn(
     finish_reason: FinishReason = "stop",
     failure: str = "",
 ) -> Sequence:
-    """Return an answer that no engine drew; see `Sequence`."""
+    """Return a sequence that no engine drew, with zero log-probabilities and versions."""
     return Sequence(
         request_id="",
         sample=sample,

@@ -1,1 +1,1 @@
-"""The sections that the files of all recipes of language models share."""
+"""Configuration sections that all language recipes share."""

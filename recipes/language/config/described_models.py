@@ -1,9 +1,8 @@
-"""Models as a file describes them: those of every job that trains one, and, as the section `actor.model` would name
-them, reference, teacher and judge."""
+"""Model sections of a job: the trained model, and reference, teacher and judge in the form of `actor.model`."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from recipes.language.config.language_config import (
     LanguageActorConfig,
@@ -14,18 +13,21 @@ from recipes.language.config.language_config import (
     WarmStartConfig,
 )
 from recipes.language.config.rollout_config import (
-    ENGINE_KEYS,
     JUDGED_TOKENS,
+    EngineSettings,
     LanguageSamplingParams,
-    ServerSettings,
 )
-from recipes.sections.actor import ValueOptimConfig
+from recipes.sections.actor import OptimConfig
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.values import Precision
 
+# The supervised training of a teacher built from scratch.
+TEACHER_STEPS: Final = 400
+TEACHER_RATE: Final = 1e-3
+
 
 class BaseModelConfig(Protocol):
-    """A section `model`: a folder, or the sizes of a model that is built on the spot."""
+    """A section `model`: a folder, or the sizes of a tiny random model."""
 
     @property
     def model_path(self) -> str | None: ...
@@ -53,7 +55,7 @@ class DescribedModel(Protocol):
 
 
 class DataPaths(Protocol):
-    """A section `data` with files."""
+    """A section `data` that names files."""
 
     @property
     def train_files(self) -> tuple[str, ...]: ...
@@ -62,7 +64,7 @@ class DataPaths(Protocol):
 
 
 class ModelJobConfig(Protocol):
-    """A file with a language model that is trained."""
+    """The configuration of a job that trains a language model."""
 
     @property
     def recipe(self) -> str: ...
@@ -77,13 +79,13 @@ class ModelJobConfig(Protocol):
 
 
 def reference_model(config: LanguageConfig) -> LanguageModelConfig:
-    """Return the reference: the initial model of the actor, or `reference.model_path`."""
+    """Return the reference model: `reference.model_path`, or the actor's initial model."""
     path = config.reference.model_path
     return config.actor.model if path is None else _plain(config.actor.model, model_path=path)
 
 
 def teacher_model(config: LanguageConfig) -> LanguageModelConfig:
-    """Return the teacher: `teacher.model_path`, or a model that is built on the spot."""
+    """Return the teacher's model: `teacher.model_path`, or a tiny random model."""
     teacher = config.teacher
     return _plain(
         config.actor.model,
@@ -92,40 +94,45 @@ def teacher_model(config: LanguageConfig) -> LanguageModelConfig:
     )
 
 
+def teacher_start(config: LanguageConfig) -> WarmStartConfig:
+    """Return the supervised training of a teacher built from scratch."""
+    return config.actor.warm_start.model_copy(update={"steps": TEACHER_STEPS, "lr": TEACHER_RATE})
+
+
 def critic_model(config: LanguageConfig) -> LanguageModelConfig:
-    """Return the model that learns values: the initial model of the actor, or `critic.model_path`."""
+    """Return the critic's model: `critic.model_path`, or the actor's initial model."""
     path = config.critic.model_path
     return config.actor.model if path is None else config.actor.model.model_copy(update={"model_path": path})
 
 
-def critic_optim(config: LanguageConfig) -> ValueOptimConfig:
-    """Return the critic's optimizer: the actor's, with constant learning rates of its own."""
-    constant = {"lr_scheduler": "constant", "lr_warmup_steps": 0}
-    rates = {"lr": config.critic.lr, "value_lr": config.critic.value_lr}
-    return ValueOptimConfig.model_validate({**dict(config.actor.optim), **constant, **rates})
+def critic_optim(config: LanguageConfig) -> OptimConfig:
+    """Return the critic's optimizer: the actor's, with the critic's constant learning rate."""
+    constant = {"lr": config.critic.lr, "lr_scheduler": "constant", "lr_warmup_steps": 0}
+    return config.actor.optim.model_copy(update=constant)
 
 
 def with_model(
     config: LanguageConfig, model: LanguageModelConfig, warm_start: WarmStartConfig | None = None
 ) -> LanguageConfig:
-    """Return a file whose actor has another model, and another warm start where one is given."""
+    """Return a configuration whose actor has this model, and this warm start if given."""
     changes = {"model": model, "warm_start": warm_start or config.actor.warm_start}
     return config.model_copy(update={"actor": config.actor.model_copy(update=changes)})
 
 
 def _plain(model: LanguageModelConfig, **changes: str | int | None) -> LanguageModelConfig:
     """Return a model without adapters, in the same precision."""
-    return model.model_copy(update={"lora": None, "is_lora": False, **changes})
+    return model.model_copy(update={"lora": None, **changes})
 
 
 def judge_job(config: LanguageConfig) -> LanguageConfig:
-    """Return a file whose actor has the judge's model and tokenizer, and whose rollout has the judge's engine."""
-    judge = config.judge
+    """Return a configuration whose actor has the judge's model and tokenizer, and whose rollout has the judge's
+    engine."""
+    judge, asked = config.judge, config.reward.judging
     model = _plain(config.actor.model, model_path=judge.model_path)
     actor = config.actor.model_copy(update={"model": model, "tokenizer": TokenizerConfig()})
-    sampling = LanguageSamplingParams(temperature=judge.temperature, max_new_tokens=judge.max_new_tokens)
-    engine = {name: getattr(judge, name) for name in ENGINE_KEYS}
+    sampling = LanguageSamplingParams(temperature=asked.temperature, max_new_tokens=asked.max_new_tokens)
+    engine: dict[str, Any] = {name: getattr(judge, name) for name in EngineSettings.model_fields}
     engine |= {"max_running_tokens": JUDGED_TOKENS, "enable_offload": False}
-    rollout = config.rollout.model_copy(update={**engine, "sampling_params": sampling, "server": ServerSettings()})
-    runner = config.runner.model_copy(update={"seq_length": judge.seq_length})
+    rollout = config.rollout.model_copy(update={**engine, "sampling_params": sampling})
+    runner = config.runner.model_copy(update={"seq_length": asked.seq_length})
     return config.model_copy(update={"actor": actor, "rollout": rollout, "runner": runner})

@@ -1,4 +1,4 @@
-"""The names and sizes that the workers of a language model's job share."""
+"""The channel names and group sizes of a language job, which its workers share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ class LanguageLayout(NamedTuple):
 
     Attributes:
         actors, rollouts, rewards: processes of each group.
-        answers: channel from rollout to reward workers; the key is the rank of the reward worker, or where generation
-            never stops one key for all of them. The runner's prompts go through it then, too.
-        scored: channel from reward to actor workers where generation never stops; the key is a group's slot. Reports
-            for the runner go through it, too.
-        critics, references, teachers: processes of the groups that evaluate what the actors got; 0: there is no such
-            group.
-        judges: processes whose models score for the reward workers; they are asked through the channel `answers`.
+        answers: channel from rollout to reward workers; the key is the reward worker's rank. If generation never stops,
+            all reward workers share one key, and the runner's prompts use the channel, too.
+        scored: channel from reward to actor workers, keyed by a group's slot, and of reports to the runner, if
+            generation never stops.
+        critics, references, teachers: processes of the groups that evaluate the actors' batches; 0: no such group.
+        judges: processes whose models score for the reward workers, asked through the channel `answers`.
     """
 
     actors: int

@@ -1,4 +1,4 @@
-"""Sections of the files of language models' recipes, and the rules between their values."""
+"""Configuration sections of language recipes, and the rules between their values."""
 
 from __future__ import annotations
 
@@ -45,26 +45,14 @@ class ModelRunnerConfig(RunnerConfig):
 class LanguageRunnerConfig(RolloutRunnerConfig, ModelRunnerConfig):
     """Settings of the run."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        *RolloutRunnerConfig.no_effect,
-        IgnoredKeys(
-            ("max_samples",),
-            lambda runner, sizes: runner.sample_interval == -1,
-            "no samples are written: `sample_interval` is -1",
-            "remove it, or write `sample_interval: 10`",
-            because=("sample_interval",),
-        ),
-    )
-
     partial_rollout: Bool = Field(
         default=True,
         description="With `max_staleness`: continue unfinished answers under new weights. false: finish them under the"
         " old weights first.",
     )
     sample_interval: StepsOrNever = Field(
-        default=10, description="Training steps between sample files, `samples/step_N.jsonl`; -1: never."
+        default=10, description="Training steps between sample files, `samples/step_N.jsonl`, of 64 answers; -1: never."
     )
-    max_samples: Count = Field(default=64, description="Maximum answers per sample file.")
 
 
 SIZES_OF_A_FOLDER: Final = IgnoredKeys(
@@ -73,6 +61,10 @@ SIZES_OF_A_FOLDER: Final = IgnoredKeys(
     "`model_path` names a model, which fixes the sizes",
     because=("model_path",),
 )
+
+
+# Rotary positions pair the numbers of an attention head.
+Width = Annotated[Count, Field(multiple_of=2)]
 
 
 class LanguageModelConfig(ModelConfig):
@@ -88,7 +80,7 @@ class LanguageModelConfig(ModelConfig):
         description="Compute type, and the type in which weights are sent and exported: fp32 or bf16; fp16 only with"
         " `runner.only_eval`. Trained weights and optimizer state are kept in fp32.",
     )
-    hidden_dim: Count = Field(default=128, description="Width of the model built without `model_path`.")
+    hidden_dim: Width = Field(default=128, description="Width of the model built without `model_path`.")
     num_layers: Count = Field(default=2, description="Layers of the model built without `model_path`.")
 
 
@@ -122,21 +114,21 @@ class TokenizerConfig(ConfigModel):
     )
 
 
-# Learning rates for all weights of a pretrained model, as in verl and TRL: of the policy, and of values.
+# Learning rates for training all weights of a pretrained model, of policy and critic, as in verl and TRL.
 PRETRAINED_RATE: Final = 1e-6
 PRETRAINED_VALUE_RATE: Final = 1e-5
 
-# Components that are placed if the algorithm needs them.
+# Components that are placed only if the algorithm needs them.
 OPTIONAL_COMPONENTS: Final = tuple(OPTIONAL)
 
-# What sums are written with; enough for a model that is built to learn them.
+# The characters of arithmetic problems, enough for a tiny model that learns them.
 SYMBOLS: Final = "0123456789+-*/=() .,?"
 
 
 class LanguageActorConfig(ActorConfig):
     """The workers that train a language model."""
 
-    # Tokens of a model that is built on the spot: characters, and words that are one token each; and its chat template.
+    # A tiny random model's tokens (characters, and words of one token each) and its chat template.
     built_symbols: ClassVar[str] = SYMBOLS
     built_words: ClassVar[tuple[str, ...]] = ()
     built_template: ClassVar[str | None] = None
@@ -147,7 +139,7 @@ class LanguageActorConfig(ActorConfig):
     max_tokens_per_micro_batch: Count = Field(
         default=4096, description="Packed tokens per forward and backward pass on one rank."
     )
-    threads: Count = Field(default=1, description="CPU threads per process.")
+    threads: Count = Field(default=1, description="CPU threads per process, of all groups that compute.")
     model: LanguageModelConfig = Field(
         default_factory=LanguageModelConfig, description="The language model: model_path, precision, lora."
     )
@@ -190,7 +182,6 @@ class LanguageCriticConfig(ConfigModel):
         description="Learning rate, which is constant. Default: 1e-5 for all weights of a pretrained model, 1e-4 for"
         " adapters (`actor.model.lora`) and for a model built from scratch.",
     )
-    value_lr: PositiveFloat | None = Field(default=None, description="Learning rate of the value head. Default: `lr`.")
 
 
 class LanguageReferenceConfig(ConfigModel):
@@ -216,7 +207,7 @@ class LanguageTeacherConfig(ConfigModel):
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         IgnoredKeys(
-            ("hidden_dim", "warm_start"),
+            ("hidden_dim",),
             lambda teacher, sizes: teacher.model_path is not None,
             "`model_path` names a model, which is used as it is",
             because=("model_path",),
@@ -226,19 +217,15 @@ class LanguageTeacherConfig(ConfigModel):
     model_path: OptionalModelPath = Field(
         default=None,
         description="Folder of the teacher, with the tokens of the actor's tokenizer. Default: a model built from"
-        " scratch, where the actor's is.",
+        " scratch, where the actor's is, and trained on correct answers for 400 steps.",
     )
-    hidden_dim: Count = Field(default=128, description="Width of the teacher built without `model_path`.")
-    warm_start: WarmStartConfig = Field(
-        default_factory=lambda: WarmStartConfig(steps=400),
-        description="Supervised training of a teacher without `model_path`, on correct answers: steps, lr.",
-    )
+    hidden_dim: Width = Field(default=128, description="Width of the teacher built without `model_path`.")
 
 
 class LanguageConfig(JobConfig):
     """Base configuration of recipes with a language model."""
 
-    # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
+    # The function that returns warm-start examples for a tiny random model, given configuration and tokenizer.
     warm_start_examples: ClassVar[str] = "recipes.language.learning.warm_start:right_answers"
 
     # Whether `reward.reward_type` scores every answer, and agents set no rewards.
@@ -280,20 +267,21 @@ class LanguageConfig(JobConfig):
     @model_validator(mode="before")
     @classmethod
     def _rates_by_what_is_trained(cls, written: Any) -> Any:
-        """Set the default learning rates of actor and critic by what they train: low ones for all weights of a
-        pretrained model, which the default for adapters and small models would damage."""
+        """Lower the default learning rates of actor and critic if they train all weights of a pretrained model, which
+        the defaults for adapters and small models would damage.
+        """
         if not isinstance(written, dict):
             return written
         job = dict(cast("dict[str, Any]", written))
         actor, critic = job.get("actor"), job.get("critic")
-        model, optim = _mapping(_mapping(actor).get("model")), _mapping(actor).get("optim")
-        if model.get("lora") or model.get("is_lora"):
+        model, optim = mapping(mapping(actor).get("model")), mapping(actor).get("optim")
+        if adapts(model):
             return job
-        if model.get("model_path") is not None and (optim is None or isinstance(optim, dict)):
-            job["actor"] = {**_mapping(actor), "optim": {"lr": PRETRAINED_RATE, **_mapping(optim)}}
-        is_pretrained = (_mapping(critic).get("model_path") or model.get("model_path")) is not None
-        if is_pretrained and (critic is None or isinstance(critic, dict)):
-            job["critic"] = {"lr": PRETRAINED_VALUE_RATE, **_mapping(critic)}
+        # An empty text names no model.
+        if model.get("model_path"):
+            job["actor"] = {**mapping(actor), "optim": with_default(optim, "lr", PRETRAINED_RATE)}
+        if mapping(critic).get("model_path") or model.get("model_path"):
+            job["critic"] = with_default(critic, "lr", PRETRAINED_VALUE_RATE)
         return job
 
     @property
@@ -303,11 +291,11 @@ class LanguageConfig(JobConfig):
 
     @property
     def longest_answer(self) -> int:
-        """Most tokens that an answer may have."""
+        """Maximum tokens of an answer."""
         return self.rollout.sampling_params.max_new_tokens
 
     def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
-        """Return the conversations that the chat template has to write, the simplest first."""
+        """Return the role sequences that the chat template must render, the simplest first."""
         asked = [ChatRoles(("data", "apply_chat_template"), ("user",))]
         return asked + [ChatRoles(("data", "system_prompt"), ("system", "user"))] * bool(self.data.system_prompt)
 
@@ -320,13 +308,28 @@ class LanguageConfig(JobConfig):
         return 1 if size is None else max(1, self.answers_per_step // size)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    """Return a mapping unchanged, and an empty one for any other value, which validation rejects."""
+def adapts(model: dict[str, Any]) -> bool:
+    """Return whether a section `model`, as written, asks for adapters; `lora: {}` does."""
+    return model.get("lora") is not None
+
+
+def with_default(section: Any, key: str, value: float) -> Any:
+    """Return a section, as written, with the default of a key that is missing or null.
+
+    A section that is neither a mapping nor null stays as it is, for validation to reject.
+    """
+    if mapping(section).get(key) is not None or not isinstance(section, dict | None):
+        return section
+    return {**mapping(section), key: value}
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Return a mapping unchanged, and an empty one for any other value, which validation rejects later."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def check_minibatches(config: LanguageConfig, report: Report) -> None:
-    """Report sizes of batches that do not fit each other."""
+    """Report conflicting batch sizes."""
     size, answers = config.actor.global_batch_size, config.answers_per_step
     arithmetic = f"rollout_batch_size {config.data.rollout_batch_size} x group_size {config.algorithm.group_size}"
     prompts, steps = config.data.rollout_batch_size, config.minibatches

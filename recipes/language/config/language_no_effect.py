@@ -1,6 +1,6 @@
-"""Keys of language-model recipes that have no effect in combination with others: the table of `LanguageConfig`.
+"""The keys of language recipes that have no effect in combination with others: the table of `LanguageConfig`.
 
-Keys that a section alone decides about have their rules there.
+Rules that concern a single section are in that section's class.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from recipes.language.config.rollout_config import BACKENDS
 from recipes.sections.no_effect import (
     NOT_TRAINED,
-    WITHIN_GROUPS,
     adv_type,
     checkpoints_of,
-    discount_of_total_rewards,
-    lambda_without_values,
     of_one_rank,
     without_shards,
 )
@@ -26,14 +22,14 @@ from rlinf_core.config.model import WorldSizes
 
 @dataclass(frozen=True, slots=True)
 class OptionalComponent:
-    """A component that is placed where a value of the file asks for it.
+    """A component that is placed only if a value of the configuration asks for it.
 
     Attributes:
-        does: what it does, for messages.
-        unneeded: why a file does not read it; "": it does.
-        needed: whether a file cannot run without.
-        key: the key that asks for it, with a value that does.
-        also: what else a file needs then, or could do instead.
+        does: the component's purpose, for messages.
+        unneeded: returns why a configuration does not use the component; "" if it does.
+        needed: returns whether a configuration cannot run without the component.
+        key: section, key and value that ask for the component.
+        also: the end of the advice: what else is needed, or an alternative.
     """
 
     does: str
@@ -44,7 +40,7 @@ class OptionalComponent:
 
     @property
     def setting(self) -> str:
-        """The setting that asks for it, as it is written."""
+        """The setting that asks for the component, as written in YAML."""
         return f"{self.key[0]}.{self.key[1]}: {self.key[2]}"
 
 
@@ -81,7 +77,7 @@ OPTIONAL: Final = {
 
 
 def _read_by(component: str, *keys: str) -> IgnoredKeys:
-    """Return the rule about keys that an optional component alone reads."""
+    """Return the rule for keys that only an optional component reads."""
     optional = OPTIONAL[component]
     return IgnoredKeys(
         keys,
@@ -93,7 +89,7 @@ def _read_by(component: str, *keys: str) -> IgnoredKeys:
 
 
 def distils(config: Any, sizes: WorldSizes) -> bool:
-    """Return whether answers are learned from a teacher alone."""
+    """Return whether a teacher is the only learning signal."""
     return config.algorithm.needs_teacher
 
 
@@ -102,7 +98,7 @@ def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
 
 
 def has_no_end(component: str) -> IgnoredKeys:
-    """Return the rule about a decaying learning rate in a run without a last step."""
+    """Return the rule for a decaying learning rate in a run without a last step."""
 
     def when(config: Any, sizes: WorldSizes) -> bool:
         optim = getattr(config, component).optim
@@ -118,50 +114,17 @@ def has_no_end(component: str) -> IgnoredKeys:
 
 
 def keeps_masters(model: Any) -> bool:
-    """Return whether layers compute with copies of the weights, which takes FSDP2 for a single rank, too."""
+    """Return whether layers compute with low-precision copies of the weights, which needs FSDP2 even on one rank."""
     return model.precision != "fp32"
-
-
-def _keys_of_engines() -> tuple[IgnoredKeys, ...]:
-    """Return a rule for each key of `rollout` that not every engine reads."""
-    readers: dict[str, list[str]] = {}
-    for backend in dict.fromkeys(BACKENDS.values()):
-        for key in sorted(backend.keys):
-            readers.setdefault(key, []).append(backend.name)
-
-    def unread(key: str) -> IgnoredKeys:
-        return IgnoredKeys(
-            (f"rollout.{key}",),
-            lambda config, sizes: key not in BACKENDS[config.rollout.backend].keys,
-            lambda config: f"engine `{BACKENDS[config.rollout.backend].name}` does not read it",
-            "remove it, or write " + " or ".join(f"`backend: {name}`" for name in readers[key]),
-            because=("rollout.backend",),
-        )
-
-    return tuple(map(unread, readers))
 
 
 DISTILS: Final = "`adv_type: distillation` learns from the teacher, token by token, and from no reward"
 LANGUAGE: Final = (
     NOT_TRAINED,
     _read_by("critic", "critic"),
-    _read_by("critic", "algorithm.value_clip"),
     _read_by("reference", "reference"),
     _read_by("teacher", "teacher"),
-    IgnoredKeys(
-        ("algorithm.gamma", "algorithm.gae_lambda"),
-        distils,
-        DISTILS,
-        because=("algorithm.adv_type",),
-    ),
     _read_by("judge", "judge"),
-    IgnoredKeys(
-        ("judge.tensor_parallel_size", "judge.gpu_memory_utilization", "judge.engine_options"),
-        lambda config, sizes: config.judge.backend == "torch",
-        "engine `torch` does not read it",
-        "remove it, or write `judge.backend: vllm`",
-        because=("judge.backend",),
-    ),
     has_no_end("actor"),
     IgnoredKeys(
         ("actor.warm_start",),
@@ -169,9 +132,6 @@ LANGUAGE: Final = (
         "only a model built from scratch gets a supervised warm start, and `model_path` names one",
         because=("actor.model.model_path",),
     ),
-    discount_of_total_rewards(),
-    lambda_without_values("`adv_type: gae` and `critic: 0` in `cluster.component_placement`"),
-    WITHIN_GROUPS,
     IgnoredKeys(
         ("runner.partial_rollout",),
         lambda config, sizes: not config.runner.max_staleness,
@@ -179,7 +139,6 @@ LANGUAGE: Final = (
         "remove it, or write `runner.max_staleness: 1`",
         because=("runner.max_staleness",),
     ),
-    *_keys_of_engines(),
     IgnoredKeys(
         ("rollout.sampling_params.top_k", "rollout.sampling_params.top_p"),
         lambda config, sizes: config.rollout.sampling_params.temperature == 0,

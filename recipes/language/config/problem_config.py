@@ -1,27 +1,33 @@
-"""Sections `data` and `reward` of language models' recipes: problems, and how their answers are scored."""
+"""Sections `data` and `reward` of language recipes: problems, and the scoring of their answers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
+from recipes.sections.section_options import read_options, unread_options
 from recipes.sections.values import KnownOrOwn, TestFiles, WeightedFiles
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
-from rlinf_core.config.sections.values import NonNegativeInt, PositiveFloat
+from rlinf_core.config.model import NoOptions, options_of
+from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from rlinf_core.scalars import Bool, Data, Float, Int, Text
 
-# Problems of one seed that are made on the spot.
+# The maximum number of problems that are generated from one seed.
 MOST_GENERATED = 1 << 24
-# How many digits the numbers of generated sums may have.
+# The allowed numbers of digits in generated sums.
 DIGITS: Final = range(1, 10)
-# Problems of an evaluation that are answered at the same time.
+# The number of evaluation problems that are answered at the same time.
 EVALUATED_AT_ONCE: Final = 512
+# Rewards are float32.
+Reward = Annotated[Float, Field(ge=-3e38, le=3e38)]
+VERDICTS: Final = ("correct", "score")
 REWARD_TYPES = ("exact", "boxed", "number", "math", "code", "judge", "reasoning_gym")
 
 
 def _source(value: Any) -> Any:
-    """Return the source of problems; `math` is another project's name for problem files."""
+    """Return the source of problems; `math`, another project's name for problem files, becomes None."""
     return None if value == "math" else value
 
 
@@ -130,7 +136,10 @@ class LanguageDataConfig(ConfigModel):
         default_factory=dict[str, Any],
         description="Arguments of the chat template, by its own names, such as `{enable_thinking: false}`.",
     )
-    system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
+    system_prompt: str = Field(
+        default="",
+        description="System message of prompts that have none; needs `apply_chat_template`.",
+    )
     few_shot: str = Field(default="", description="Text before every question, such as few-shot examples.")
     seed: Seed = Field(default=0, description="Seed of the problem order and of generated problems.")
 
@@ -141,12 +150,12 @@ class LanguageDataConfig(ConfigModel):
 
     @property
     def train_weights(self) -> tuple[float | None, ...]:
-        """The weight of each of them; None: the number of its rows."""
+        """The weight of each file of `train_data_paths`; None: its number of rows."""
         return tuple(None if isinstance(file, str) else file.weight for file in self.train_data_paths)
 
     @property
     def reshuffles(self) -> bool:
-        """Whether problems have another order in every epoch. Seeds of episodes are as good in their own."""
+        """Whether every epoch reorders the problems; seeds of episodes need no reordering."""
         return self.shuffle and self.type != "episodes"
 
     @property
@@ -167,21 +176,64 @@ class MathDataConfig(LanguageDataConfig):
     )
 
 
+class ProgramOptions(ConfigModel):
+    """Options of `reward_type: code`."""
+
+    program_memory_mib: Annotated[Int, Field(ge=64)] = Field(
+        default=256, description="Memory limit of a program, in MiB."
+    )
+
+
+class JudgeOptions(ConfigModel):
+    """Options of `reward_type: judge`."""
+
+    seq_length: Count = Field(default=8192, description="Maximum tokens of a prompt of the judge and its reply.")
+    max_new_tokens: Count = Field(default=1024, description="Maximum length of the judge's reply, in tokens.")
+    temperature: NonNegativeFloat = Field(
+        default=0.0,
+        description="Sampling temperature of the judge; 0: greedy. A reply without a verdict is drawn once more, at 1"
+        " where this is 0.",
+    )
+    template: Text | None = Field(
+        default=None,
+        description="Prompt of the judge: a text with {prompt}, {text} (the answer) and {answer} (the right one)."
+        " Default: a question that fits `verdict`.",
+    )
+    verdict: Annotated[Text, KnownOrOwn("verdict", VERDICTS)] = Field(
+        default="correct",
+        description="How a reply is read: correct (the last `Verdict: CORRECT` or `Verdict: INCORRECT`), score (the"
+        " last `Score: N`, from 0 to 10), or `package.module:function`, from the reply's text to a number from 0 to 1,"
+        " or None.",
+    )
+    apply_chat_template: Bool = Field(
+        default=True, description="Format the question as a user message in the judge's chat template."
+    )
+    system_prompt: str = Field(default="", description="System message of the judge; needs `apply_chat_template`.")
+    chat_template_kwargs: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Arguments of the judge's chat template, by its own names."
+    )
+
+
+class RewardOptions(ProgramOptions, JudgeOptions):
+    """The options of all types of rewards."""
+
+
+REWARD_OPTIONS: Final[Mapping[str, type[ConfigModel]]] = {"code": ProgramOptions, "judge": JudgeOptions}
+if TYPE_CHECKING:
+    _Options: TypeAlias = dict[str, Any]
+else:
+    _Options = options_of(RewardOptions)
+
+
 class LanguageRewardConfig(ConfigModel):
     """Scoring by rule."""
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("program_memory_mib",),
-            lambda reward, sizes: reward.reward_type != "code",
-            lambda reward: f"`reward_type: {reward.reward_type}` runs no programs",
-            "remove it, or write `reward_type: code`",
-            because=("reward_type",),
-        ),
+        *unread_options("options", "reward_type", {**dict.fromkeys(REWARD_TYPES, NoOptions), **REWARD_OPTIONS}),
         IgnoredKeys(
             ("timeout",),
             lambda reward, sizes: reward.asks_judge,
-            "a judge is waited for: `judge.max_new_tokens` limits it",
+            "a judge is waited for: `options.max_new_tokens` limits it",
             because=("reward_type",),
         ),
     )
@@ -197,17 +249,29 @@ class LanguageRewardConfig(ConfigModel):
             " group `judge`), reasoning_gym (by that library), or `package.module:function`.",
         )
     )
-    correct_reward: Float = Field(default=1.0, description="Reward of a correct answer.")
-    incorrect_reward: Float = Field(default=0.0, description="Reward of any other answer.")
+    correct_reward: Reward = Field(default=1.0, description="Reward of a correct answer.")
+    incorrect_reward: Reward = Field(default=0.0, description="Reward of any other answer.")
     timeout: PositiveFloat | None = Field(
         default=None,
         description="Time limit for scoring one answer, in seconds; an answer that exceeds it is dropped. The first"
         " call of a function, which may load a judge, gets at least 60. Default: 5 for rules, 60 for a"
         " function. For `code`: processor time of one run of a program; one that exceeds it is wrong.",
     )
-    program_memory_mib: Annotated[Int, Field(ge=64)] = Field(
-        default=256, description="Memory limit of a program under `reward_type: code`, in MiB."
+    options: _Options = Field(
+        default_factory=dict[str, Any],
+        description="What one `reward_type` alone reads (docs/reference/options.md). judge: template, verdict,"
+        " max_new_tokens and others; code: program_memory_mib.",
     )
+
+    @property
+    def judging(self) -> JudgeOptions:
+        """The options of `reward_type: judge`."""
+        return read_options(JudgeOptions, self.options)
+
+    @property
+    def program(self) -> ProgramOptions:
+        """The options of `reward_type: code`."""
+        return read_options(ProgramOptions, self.options)
 
     @property
     def asks_judge(self) -> bool:
@@ -216,7 +280,7 @@ class LanguageRewardConfig(ConfigModel):
 
     @property
     def overlong_margin(self) -> int:
-        """Tokens before the limit of an answer over which a punishment grows; 0: there is none."""
+        """Tokens before an answer's length limit over which a penalty grows; 0: no penalty."""
         return 0
 
 

@@ -1,20 +1,22 @@
-"""Sections `rollout` and `judge`: engines that answer, and the model that judges for `reward_type: judge`.
+"""Sections `rollout` and `judge`: inference engines, and the model that judges for `reward_type: judge`.
 
-Facts about engines stand here, too: names, packages and limits, which need no import.
+Names, packages and limits of engines, which need no import, are here, too.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from recipes.sections.actor import RolloutConfig
-from recipes.sections.values import KnownOrOwn
-from rlinf_core import ConfigError, ConfigModel, Count, Fraction
+from recipes.sections.section_options import check_names, read_options, unread_options
+from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
+from rlinf_core.config.model import NoOptions, options_of
 from rlinf_core.config.sections.values import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,7 +26,7 @@ from rlinf_core.config.sections.values import (
     StepsOrNever,
 )
 from rlinf_core.process.requirements import install_command
-from rlinf_core.scalars import Bool, Data, Text, problem
+from rlinf_core.scalars import Text, problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,41 +35,36 @@ class Backend:
 
     Attributes:
         name: the name, as written in files.
-        modules: what the interpreter of the rollout workers must have besides torch and transformers.
-        keys: the keys of `rollout` that it reads and others do not.
-        keeps_partial: whether unfinished answers can continue under new weights, and aborted ones keep their tokens.
+        modules: packages that rollout workers need besides torch and transformers.
+        keeps_partial: whether unfinished answers can continue under new weights, and aborted answers keep their tokens.
     """
 
     name: str
     modules: tuple[str, ...] = ()
-    keys: frozenset[str] = frozenset()
     keeps_partial: bool = True
 
 
-# Arguments of other engines that this project gives by itself: with other values tokens or log-probabilities are wrong.
+# Arguments of external engines that this project sets: other values give wrong tokens or log-probabilities.
 RESERVED_OPTIONS: Final = {
-    "vllm": frozenset(
-        ("model", "dtype", "skip_tokenizer_init", "async_scheduling", "logprobs_mode", "tensor_parallel_size")
-    ),
+    "vllm": frozenset(("model", "dtype", "skip_tokenizer_init", "async_scheduling", "logprobs_mode")),
 }
-# The largest rank of an adapter that vLLM takes.
+# The largest adapter rank that vLLM supports.
 LARGEST_RANK: Final = 512
-_GPU_KEYS: Final = frozenset(("tensor_parallel_size", "gpu_memory_utilization", "engine_options"))
-# Copies of a prompt's tokens that storing it once must save: what is shared is put beside the rest at every step.
+# The token copies that storing a prompt once must save to be worth joining it with the rest at every step.
 MIN_SAVED: Final = 4096
 BACKENDS: Final = {
     "torch": Backend(name="torch"),
     "huggingface": Backend(name="torch"),
-    "vllm": Backend(name="vllm", modules=("vllm",), keys=_GPU_KEYS),
-    "server": Backend(name="server", modules=("httpx",), keys=frozenset(("server",)), keeps_partial=False),
+    "vllm": Backend(name="vllm", modules=("vllm",)),
+    "server": Backend(name="server", modules=("httpx",), keeps_partial=False),
 }
 
 
 def no_sglang(value: Any) -> Any:
-    """Return the name of an engine.
+    """Return the name of an engine unchanged.
 
     Raises:
-        PydanticCustomError: it is that of an engine that was there once.
+        PydanticCustomError: the name is `sglang`, which is no longer supported.
     """
     if value == "sglang":
         help = "write `vllm`, which reads the same keys, or `server` for a server that is running already"
@@ -76,7 +73,7 @@ def no_sglang(value: Any) -> Any:
 
 
 def missing_package(module: str, why: str) -> ConfigError:
-    """Return the error of an interpreter that lacks the package of an engine."""
+    """Return the error for an interpreter without an engine's package."""
     return ConfigError(
         f"`rollout.backend: {module}` needs the package {module} in the interpreter of every rollout worker",
         why=f"{sys.executable}: {why}",
@@ -107,10 +104,10 @@ class LanguageSamplingParams(ConfigModel):
 
 
 def _url(text: str) -> str:
-    """Return an address without a slash at its end.
+    """Return a URL without a trailing slash or `/v1`.
 
     Raises:
-        PydanticCustomError: it is none, or holds a secret.
+        PydanticCustomError: the text is no HTTP URL, or has credentials, a query or a fragment.
     """
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -125,7 +122,7 @@ def _url(text: str) -> str:
 
 
 class ServerSettings(ConfigModel):
-    """An OpenAI-compatible server that answers prompts, for `backend: server`."""
+    """Options of `backend: server`, an OpenAI-compatible server that answers prompts."""
 
     url: Annotated[Text, AfterValidator(_url)] | None = Field(
         default=None, description="Address of the server, such as `http://127.0.0.1:8000`."
@@ -150,16 +147,67 @@ class ServerSettings(ConfigModel):
     )
 
 
-class EngineSettings(ConfigModel):
-    """The settings of an engine."""
+class VllmOptions(ConfigModel):
+    """Options of `backend: vllm`, beside the arguments of `vllm.LLM`."""
 
-    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm.")
+    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism).")
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
-        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
+        default=0.9, description="Fraction of a GPU's memory that the engine reserves."
     )
-    engine_options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Additional arguments of `vllm.LLM`, by their own names."
+
+
+class EngineOptions(VllmOptions, ServerSettings, extra="allow"):
+    """The options of all engines, and arguments of `vllm.LLM`."""
+
+
+ENGINE_OPTIONS: Final[Mapping[str, type[ConfigModel]]] = {"vllm": VllmOptions, "server": ServerSettings}
+if TYPE_CHECKING:
+    _Options: TypeAlias = dict[str, Any]
+else:
+    _Options = options_of(EngineOptions)
+
+
+class EngineSettings(ConfigModel):
+    """An engine and its options."""
+
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        *unread_options("engine_options", "backend", {"torch": NoOptions, **ENGINE_OPTIONS}, {"huggingface": "torch"}),
+        IgnoredKeys(
+            ("engine_options",),
+            lambda engine, sizes: BACKENDS[engine.backend].name == "torch",
+            "engine `torch` has no options",
+            "remove it, or write `backend: vllm`",
+            because=("backend",),
+        ),
     )
+
+    backend: Literal["torch", "huggingface", "vllm", "server"] = "torch"
+    engine_options: _Options = Field(
+        default_factory=dict[str, Any],
+        description="Options of the engine (docs/reference/options.md). vllm: tensor_parallel_size,"
+        " gpu_memory_utilization, and any arguments of `vllm.LLM`; server: url, token_env, weights_dir and others.",
+    )
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.backend == "server":
+            check_names("engine_options", self.engine_options, EngineOptions.model_fields, "`backend: server`")
+        return self
+
+    @property
+    def vllm(self) -> VllmOptions:
+        """The options of the engine `vllm` that are not arguments of `vllm.LLM` alone."""
+        return read_options(VllmOptions, self.engine_options)
+
+    @property
+    def server(self) -> ServerSettings:
+        """The options of the engine `server`."""
+        return read_options(ServerSettings, self.engine_options)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Further arguments of `vllm.LLM`."""
+        return {name: value for name, value in self.engine_options.items() if name not in EngineOptions.model_fields}
 
 
 class LanguageRolloutConfig(RolloutConfig, EngineSettings):
@@ -170,10 +218,6 @@ class LanguageRolloutConfig(RolloutConfig, EngineSettings):
     )
     max_running_tokens: NonNegativeInt = Field(
         default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit but GPU memory."
-    )
-    threads: Count = Field(default=1, description="CPU threads per process.")
-    server: ServerSettings = Field(
-        default_factory=ServerSettings, description="The server of `backend: server`: url, token_env, weights_dir."
     )
     check_logprobs: Literal["off", "warn", "strict"] = Field(
         default="warn",
@@ -186,44 +230,18 @@ class LanguageRolloutConfig(RolloutConfig, EngineSettings):
     )
 
 
-VERDICTS: Final = ("correct", "score")
-# Keys that `rollout` has under the same names.
-ENGINE_KEYS: Final = ("backend", *EngineSettings.model_fields)
-# Tokens that a judge's engine may hold at once.
+# The maximum tokens in a judge's engine at once.
 JUDGED_TOKENS: Final = 65536
 
 
 class LanguageJudgeConfig(EngineSettings):
-    """The workers that hold the model that judges answers, in the precision of `actor.model`."""
+    """The workers that hold the model that judges answers, in the precision of `actor.model`; `reward.options` says how
+    it is asked.
+    """
 
     group_name: ClassVar[str] = "JudgeGroup"
 
     model_path: OptionalModelPath = Field(default=None, description="Folder of the judge, with its own tokenizer.")
     backend: Annotated[Literal["torch", "vllm"], BeforeValidator(no_sglang)] = Field(
         default="torch", description="Inference engine of the judge: torch (built in) or vllm."
-    )
-    seq_length: Count = Field(default=8192, description="Maximum tokens of a prompt of the judge and its reply.")
-    max_new_tokens: Count = Field(default=1024, description="Maximum length of the judge's reply, in tokens.")
-    temperature: NonNegativeFloat = Field(
-        default=0.0,
-        description="Sampling temperature of the judge; 0: greedy. A reply without a verdict is drawn once more, at 1"
-        " where this is 0.",
-    )
-    template: Text | None = Field(
-        default=None,
-        description="Prompt of the judge: a text with {prompt}, {text} (the answer) and {answer} (the right one)."
-        " Default: a question that fits `verdict`.",
-    )
-    verdict: Annotated[Text, KnownOrOwn("verdict", VERDICTS)] = Field(
-        default="correct",
-        description="How a reply is read: correct (the last `Verdict: CORRECT` or `Verdict: INCORRECT`), score (the"
-        " last `Score: N`, from 0 to 10), or `package.module:function`, from the reply's text to a number from 0 to 1,"
-        " or None.",
-    )
-    apply_chat_template: Bool = Field(
-        default=True, description="Format the question as a user message in the judge's chat template."
-    )
-    system_prompt: str = Field(default="", description="System message of the judge; needs `apply_chat_template`.")
-    chat_template_kwargs: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Arguments of the judge's chat template, by its own names."
     )

@@ -1,4 +1,4 @@
-"""Messages of a chat and the functions in them, as rows of files and requests of clients write them."""
+"""Parsing of chat messages and tools, from rows of files and requests of clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_core.suggest import excerpt
 
 Message = Mapping[str, Any]
 _FUNCTION: Final = "function"
-# Columns of a table hold structs of one shape: a key that a row did not have is null there.
+# Structs in a Parquet column have one shape: a key that a row lacked is null.
 ALIGNED_SUFFIX: Final = ".parquet"
 
 
@@ -20,12 +20,12 @@ def read_messages(value: object, place: str, key: str, *, aligned: bool = False)
 
     Args:
         value: a list, or its JSON text.
-        place: the place of the row, as in `FILE:12`.
+        place: the place of the row, such as `FILE:12`.
         key: the key of the messages in the row.
-        aligned: whether a null at any depth stands for a key that the row did not have, as in Parquet.
+        aligned: whether a null at any depth stands for a missing key, as in Parquet.
 
     Raises:
-        ConfigError: it is not a list of messages.
+        ConfigError: the value is not a list of messages.
     """
     help = 'write [{"role": "user", "content": "..."}, ...]'
     listed = _listed(value or None, place, key, " of messages", help, aligned=aligned)
@@ -33,22 +33,22 @@ def read_messages(value: object, place: str, key: str, *, aligned: bool = False)
 
 
 def read_tools(value: object, place: str, *, aligned: bool = False) -> tuple[Mapping[str, Any], ...]:
-    """Return the functions that a row describes, with their parameters as objects; arguments as for `read_messages`.
+    """Return the tools of a row, with their parameters as objects; see `read_messages` for the arguments.
 
     Raises:
-        ConfigError: it is not a list of functions.
+        ConfigError: the value is not a list of functions.
     """
     listed = _listed(value or [], place, "tools", " of functions", "write functions as JSON Schema", aligned=aligned)
     return tuple(_tool(item, place) for item in listed)
 
 
 def object_of(value: object) -> dict[str, Any] | None:
-    """Return the arguments of a call, an object or its JSON text, as an object; None where they are something else.
+    """Return the arguments of a call, given as an object or its JSON text; None for anything else.
 
     An empty text, which some servers write for a function without parameters, is an empty object.
 
     Raises:
-        BadJsonError: it is a text, and not JSON.
+        BadJsonError: the value is a text, but not JSON.
     """
     if isinstance(value, str):
         value = load_json(value) if value.strip() else {}
@@ -56,11 +56,11 @@ def object_of(value: object) -> dict[str, Any] | None:
 
 
 def joined_text(content: object, types: Mapping[str, str]) -> str | None:
-    """Return the text of a message's content, which is a text or a list of parts; None where a part is no text.
+    """Return the text of a message's content, a text or a list of parts; None if a part is no text.
 
     Args:
         content: the content.
-        types: the parts that are text, with the key that holds it.
+        types: the types of text parts, with the key of the text.
     """
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
@@ -75,7 +75,7 @@ def joined_text(content: object, types: Mapping[str, str]) -> str | None:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value without the keys that are null, at any depth; members of lists stay."""
+    """Return a value without null keys of mappings, at any depth; nulls in lists stay."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         return {key: without_nulls(item) for key, item in fields.items() if item is not None}
@@ -83,7 +83,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with plain numbers: the template must not see their spelling in JSON lines."""
+    """Return a value with plain floats, as a `WrittenFloat` would show its spelling to the chat template."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
@@ -99,7 +99,7 @@ def _listed(value: object, place: str, key: str, of: str, help: str, *, aligned:
 
 
 def _parsed(value: object, place: str, what: str) -> Any:
-    """Return a value, and that of a JSON text."""
+    """Return a value, parsed if it is a JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -120,7 +120,7 @@ def _message(item: object, place: str, number: int) -> Message:
         raise ConfigError(f"{place}: message {number} has no role", help=remedy)
     if calls:
         message["tool_calls"] = _calls(calls, place, number)
-    # What is said by calls alone has no text, and so may a result.
+    # A message of calls alone has no text, and a tool's result may be empty.
     content = message.get("content", "" if role in ("assistant", "tool") else None)
     text = joined_text(content, {"text": "text"})
     if text is None:
@@ -139,7 +139,7 @@ def _calls(value: object, place: str, number: int) -> list[dict[str, Any]]:
 
 
 def _call(entry: object, place: str, number: int) -> dict[str, Any]:
-    """Return a call with its arguments as an object; its name stands beside them, or both under `function`."""
+    """Return a call with its arguments as an object; name and arguments may be nested under `function`."""
     call = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     inner: Any = call.get(_FUNCTION, call)
     function = cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}

@@ -1,4 +1,4 @@
-"""Rows of JSON files: one object a line, or a list of objects; compressed by gzip or not."""
+"""Rows of JSON files: one object per line, or a list of objects, optionally gzip-compressed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, wide_encoding
 
 _GZIP = b"\x1f\x8b"
+_PARQUET = b"PAR1"
 _LONGEST_LINE: Final = 16 << 20
-# Bytes that a row takes besides its values: an object, and its place.
+# The memory of a row besides its values, in bytes: an object and its place.
 _ROW: Final = 192
-# What a line without a row counts: looking at it takes time.
+# A blank line costs this much of the budget, as reading it takes time.
 _BLANK: Final = 1 << 10
-# Signatures of files that are compressed otherwise.
+# Signatures of unsupported compressions.
 _COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 
 
@@ -27,7 +28,7 @@ class WrittenFloat(float):
     """A number that keeps its spelling in the file: `1.10` is not `1.1`, and `6.02e23` keeps its form."""
 
     def __new__(cls, text: str) -> WrittenFloat:
-        """Make the number of a text."""
+        """Parse a number and keep its text."""
         made = super().__new__(cls, text)
         made.text = text
         return made
@@ -35,27 +36,29 @@ class WrittenFloat(float):
     text: str
 
     def __str__(self) -> str:
-        """Return the number as it was written."""
+        """Return the number as written."""
         return self.text
 
     def __reduce__(self) -> tuple[type[WrittenFloat], tuple[str]]:
-        """Pickle the text."""
+        """Pickle the number by its text."""
         return WrittenFloat, (self.text,)
 
 
 def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where each row is, and the row.
+    """Yield the place of each row, and the row.
 
     Args:
-        file: UTF-8, with or without a byte order mark, and compressed by gzip or not.
+        file: a UTF-8 file, with or without a byte order mark, optionally gzip-compressed.
 
     Raises:
-        ConfigError: the file is compressed otherwise or not UTF-8, claims more than its budget, or a row is not a JSON
-            object, holds a NaN, or has more than 16 MiB.
-        OSError: it cannot be read.
+        ConfigError: the file has another compression or format, is not UTF-8, or exceeds its memory budget; or a row is
+            not a JSON object, contains a NaN, or exceeds 16 MiB.
+        OSError: the file cannot be read.
     """
     with open_regular(file) as opened:
         start = opened.read(8)
+    if start.startswith(_PARQUET):
+        raise ConfigError(f"the data file `{file}` is a Parquet file", help="give it a name that ends in `.parquet`")
     other = next((name for signature, name in _COMPRESSIONS.items() if start.startswith(signature)), None)
     if other is not None:
         raise ConfigError(f"the data file `{file}` is compressed by {other}", help="unpack it, or compress it by gzip")
@@ -68,7 +71,7 @@ def json_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     f"the data file `{file}` is {wide} text, not UTF-8",
                     help=f"convert it: `iconv -f {wide} -t UTF-8`",
                 )
-            # A byte order mark is skipped.
+            # `utf-8-sig` skips a byte order mark.
             with io.TextIOWrapper(cast("io.BufferedReader", binary), encoding="utf-8-sig") as lines:
                 yield from _rows(file, lines, Budget.of_files(file))
     except OverBudgetError as error:
@@ -100,7 +103,7 @@ def _rows(file: Path, lines: IO[str], budget: Budget) -> Iterator[tuple[str, Map
 
 
 def _whole(line: str, lines: IO[str], budget: Budget) -> str:
-    """Return all of a file that begins with a line."""
+    """Return the first line and the rest of a file."""
     parts = [line]
     while part := lines.read(_LONGEST_LINE):
         parts.append(part)

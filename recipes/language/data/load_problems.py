@@ -1,4 +1,4 @@
-"""The problems that section `data` names."""
+"""Loading of the problems that section `data` names."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from recipes.language.data.problem_sources import Joined, ReasoningGym, Sums, re
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
 
-# Problem i of a data set of reasoning-gym is made from its seed + i: training and evaluation begin this far apart, and
-# `train_size` and `val_size` are at most that.
+# reasoning-gym makes problem i of a data set from seed + i. The seeds of training and evaluation are this far apart,
+# which bounds `train_size` and `val_size`.
 _SEED_DISTANCE = MOST_GENERATED
 
 
 def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet:
     """Return the problems of training or of evaluation.
 
-    Files without a part for evaluation give it every tenth of their problems, which training does not take.
+    Without files for evaluation, every tenth problem of the training files is held out.
 
     Raises:
         ConfigError: a file cannot be read, is empty or lacks a key, or a package is missing.
@@ -36,7 +36,7 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
         size = config.val_size if evaluation else config.train_size
         seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
         return ReasoningGym(config.task or "", size, seed, config.task_config)
-    # A run that only evaluates may have no other files.
+    # A run that only evaluates may have no training files.
     paths = config.train_files or config.val_data_paths
     paths = config.val_data_paths if evaluation and config.val_data_paths else paths
     names = data_set_names(paths)
@@ -64,14 +64,14 @@ def _share(weight: float | None, size: int) -> float:
 
 
 def mixed(numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
-    """Return an epoch in which data sets have their shares, and every problem is at least once.
+    """Return an epoch in which data sets have their shares, and every problem occurs at least once.
 
-    The data set with the fewest problems for its share has each once or more often, in turn, so that shares hold to
-    one problem; none is left out.
+    The data set with the most problems for its share is used once; the problems of the others are repeated in turn, so
+    that shares are exact to one problem.
 
     Args:
-        numbers: the numbers of the problems that are trained on, ascending.
-        sizes: problems of each data set, one after the other.
+        numbers: the numbers of the training problems, ascending.
+        sizes: the number of problems of each data set, in order.
         shares: the share of each data set; only their ratios matter.
     """
     rows: list[list[int]] = []
@@ -79,7 +79,7 @@ def mixed(numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float])
     for size in sizes:
         start, end = end, end + size
         rows.append([number for number in numbers if start <= number < end])
-    # As many problems as an epoch needs for one unit of share.
+    # The problems of an epoch per unit of share.
     unit = max(len(part) / share for part, share in zip(rows, shares, strict=True))
     return [
         number
@@ -100,7 +100,7 @@ def data_set_names(paths: Sequence[str]) -> list[str]:
 
 
 class Chosen:
-    """Some of the problems of a set."""
+    """A selection of the problems of a set."""
 
     def __init__(self, whole: ProblemSet, numbers: Sequence[int]) -> None:
         self._whole = whole

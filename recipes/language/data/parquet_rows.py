@@ -1,4 +1,4 @@
-"""Rows of Parquet files as Python's values."""
+"""Rows of Parquet files as Python values."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlinf_core import ConfigError
 from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
 from rlinf_core.foreign.files import check_regular
 
-# Types of numbers whose decimal forms are shorter than those of the floats that Python makes of them.
+# Float types with shorter decimal forms than the Python floats made from them, and their `struct` formats.
 _FEW_BITS: Final = {"float": "f", "halffloat": "e"}
 _MOST_DIGITS: Final = 9
 
 
 def parquet_rows(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:
-    """Return the rows of a Parquet file, or the first of them, at most `most`.
+    """Return the rows of a Parquet file, or its first rows, at most `most`.
 
-    Numbers of few bits are as they were written, 0.1 and not 0.10000000149, and maps are mappings, at any depth.
+    At any depth, floats of 16 and 32 bits have their shortest form, 0.1 and not 0.10000000149, and maps are mappings.
 
     Raises:
-        ConfigError: it is not a Parquet file, claims more than its budget, a text in it is not UTF-8, or pyarrow is
+        ConfigError: the file is not Parquet, exceeds its memory budget, or has a text that is not UTF-8; or pyarrow is
             missing.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         parquet = importlib.import_module("pyarrow.parquet")
@@ -35,7 +35,7 @@ def parquet_rows(file: Path, most: int | None = None) -> list[Mapping[str, Any]]
         raise ConfigError(
             f"reading `{file}` needs the package pyarrow", help="pip install pyarrow, or give the rows as .jsonl lines"
         ) from None
-    # Whoever reads a pipe waits.
+    # Reading a pipe could block forever.
     check_regular(file)
     try:
         take_parquet(parquet, file, Budget.of_files(file), VALUE, most=most)
@@ -66,7 +66,7 @@ def _rows(table: Any, file: Path) -> list[Mapping[str, Any]]:
 
 
 def _bad_row(column: Any) -> int:
-    """Return the first row whose value is no text."""
+    """Return the first row whose value is not UTF-8."""
     for number in range(len(column)):
         try:
             column[number].as_py()
@@ -102,7 +102,7 @@ def _value(value: Any, kind: Any) -> Any:
 
 
 def _shortest(number: float, form: str) -> float:
-    """Return the number of the fewest digits that is the same in a type with fewer bits, a format of `struct`."""
+    """Return the float with the fewest digits that equals `number` in a narrower type, a `struct` format."""
     texts = (float(f"{number:.{digits}g}") for digits in range(1, _MOST_DIGITS))
     return next((short for short in texts if struct.unpack(form, _packed(form, short))[0] == number), number)
 

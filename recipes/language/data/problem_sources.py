@@ -21,26 +21,26 @@ from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core import ConfigError
 from rlinf_core.config.sections.hub_names import ensure_here
 
-# How a text of messages begins: as JSON, or as Python writes a list.
+# The start of messages given as text: JSON, or a Python list.
 _MESSAGES: Final = re.compile(r"\s*\[\s*\{\s*(?:\"|')(?:role|content)(?:\"|')\s*:")
-# Pictures, videos and sounds beside the text of a row, which models of text do not see.
+# Columns of media beside the text of a row, which text models do not see.
 _COLUMNS: Final = ("images", "image", "videos", "video", "audios", "audio")
-# Marks in a text where a picture, a video or a sound is meant.
+# Placeholders of media in a text.
 _MARKS: Final = ("<image>", "<video>", "<audio>", "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>")
 
 
 class Sums:
     """Sums of two numbers with a maximum number of digits, written `3+4=`.
 
-    Training and evaluation have no problem in common where there are enough of them; of one-digit sums there are 100,
-    and both take all.
+    Training and evaluation share no problem if there are more than twice `size`; else, as with the 100 one-digit sums,
+    both use all.
 
     Args:
-        digits: most digits of a number, at least 1.
-        held_out: whether this is the part for evaluation.
+        digits: the maximum digits of a number, at least 1.
+        held_out: whether this is the evaluation part.
         size: the number of problems of an evaluation.
         seed: the seed of the split.
-        spaced: whether they are written `3 + 4 =`.
+        spaced: whether sums are written `3 + 4 =`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Sums:
             random.Random(f"sums {seed}").shuffle(order)
             self._numbers = order[:size] if held_out else order[size:]
             return
-        # Too many to list: residues keep the parts disjoint, and `_scatter` spreads them over all sums.
+        # Too many to list: multiples of `step` are held out, and `_scatter` spreads both parts over all sums.
         step = every // size
         self._numbers = range(0, step * size, step) if held_out else _AllBut(every, step)
         self._scatter = 6_700_417
@@ -90,20 +90,20 @@ class _AllBut(Sequence[int]):
 
 
 class FileProblems:
-    """Problems that a file lists.
+    """The problems of a file.
 
     Args:
         name: the name of the data set.
         rows: one mapping for each problem.
         prompt_key, answer_key: the keys of the mappings; `a.b` is the key `b` of the mapping under `a`.
-        where: names a row in messages, by its number.
-        aligned: whether a null within messages stands for a key that they did not have.
+        where: the place of each row, for messages.
+        aligned: whether a null within messages stands for a missing key.
 
     Attributes:
-        places: the same.
+        places: the place of each row.
 
     Raises:
-        ConfigError: a row lacks a key, or what is there is neither a text nor messages, or no answer.
+        ConfigError: a row lacks a key, its prompt is neither a text nor messages, or its answer is no value.
     """
 
     def __init__(
@@ -135,6 +135,12 @@ class FileProblems:
                     why=f"it is {_shown(prompt)}: {why}",
                     help='give a text, or a list of {"role": ..., "content": ...}',
                 ) from None
+            if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+                raise ConfigError(
+                    f"{place}: the last message under `{prompt_key}` is the assistant's",
+                    why="the model answers in a turn of its own, and does not continue one",
+                    help="remove the message, or write its text into the user's",
+                )
             if not (prompt if isinstance(prompt, str) else prompt[-1]["content"]).strip():
                 raise ConfigError(f"{place}: the prompt under `{prompt_key}` is empty", help="remove the row")
             if not isinstance(answer, str | float | int | Decimal | date) or not _is_value(answer):
@@ -156,14 +162,14 @@ class FileProblems:
             prompt=prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt),
             answer=str(_answer(answer)),
             row=row,
-            difficulty=str(row.get("difficulty", "")),
+            difficulty="" if (label := row.get("difficulty")) is None else str(label),
             source=self._name,
             messages=messages,
         )
 
 
 def _answer(value: Any) -> Any:
-    """Return the answer of a list with one, as in AReaL's `solutions`."""
+    """Unwrap an answer from a list of one, as in AReaL's `solutions`."""
     if not isinstance(value, list):
         return value
     listed = cast("list[Any]", value)
@@ -171,12 +177,12 @@ def _answer(value: Any) -> Any:
 
 
 def _is_value(answer: object) -> bool:
-    """Return whether an answer is a text, a date or a finite number; true and false are words in each language."""
+    """Return whether an answer is no boolean and no infinite or NaN number."""
     return not isinstance(answer, bool) and (not isinstance(answer, float | Decimal) or math.isfinite(answer))
 
 
 def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
-    """Return what is under a key of a row."""
+    """Return the value of a row under a key, which may be dotted."""
     if key in row:
         return row[key]
     value: Any = row
@@ -193,10 +199,10 @@ def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
 
 
 def _prompt(value: Any, *, aligned: bool) -> str | tuple[Message, ...]:
-    """Return a prompt: a text, or messages, which may be given as JSON text.
+    """Return a prompt as a text, or as messages, which may be given as JSON text.
 
     Raises:
-        ConfigError: it is neither; the message begins with `: `.
+        ConfigError: the value is neither; the message begins with `: `.
     """
     if isinstance(value, str) and not _MESSAGES.match(value):
         return value
@@ -209,7 +215,7 @@ def _shown(value: Any, longest: int = 60) -> str:
 
 
 def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> FileProblems:
-    """Return the problems of a `.jsonl` or `.parquet` file, as a data set of this name, by default the file's.
+    """Return the problems of a `.jsonl` or `.parquet` file as a data set, named after the file by default.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a row lacks a key.
@@ -218,10 +224,10 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
 
 
 def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rows of a `.jsonl` or `.parquet` file, each after its place, or the first of them, at most `most`.
+    """Return place and content of the rows of a `.jsonl` or `.parquet` file, at most the first `most`.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a row is not an object or has pictures.
+        ConfigError: the file cannot be read, is empty, or a row is not an object or has media.
     """
     ensure_here(path)
     file = Path(path)
@@ -231,7 +237,8 @@ def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[
         else:
             pairs = list(itertools.islice(json_rows(file), most))
     except OSError as error:
-        raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
+        why, help = error.strerror or str(error), "name its files of rows, JSONL or Parquet" if file.is_dir() else None
+        raise ConfigError(f"the data file `{path}` cannot be read", why=why, help=help) from None
     if not pairs:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one object per row")
     for place, row in pairs:
@@ -257,12 +264,12 @@ def _problems(
 
 
 class ReasoningGym:
-    """A task of reasoning-gym; its problems are made, and scored, by that library.
+    """A reasoning-gym task; the library generates and scores its problems.
 
     Args:
-        task: name of the task, as in `chain_sum`.
+        task: the name of the task, such as `chain_sum`.
         size: the number of problems.
-        seed: first of the seeds of the problems.
+        seed: the seed of the first problem.
         config: further settings of the task.
     """
 
@@ -298,7 +305,7 @@ class ReasoningGym:
         )
 
     def score(self, answer: str, index_row: Mapping[str, Any]) -> float:
-        """Return the library's score of an answer to one of its problems, 0 to 1."""
+        """Return the library's score of an answer to the problem `index_row`, 0 to 1."""
         return float(self._data.score_answer(answer, index_row))
 
 
@@ -331,14 +338,14 @@ class Joined:
 
 
 def refuse_media(place: str, row: Mapping[str, Any]) -> None:
-    """Refuse a row whose text speaks of pictures, videos or sounds that come with it.
+    """Refuse a row with images, videos or audio.
 
     Args:
-        place: the place of the row, as in `FILE:12`.
-        row: the row; its messages may have media, too.
+        place: the place of the row, such as `FILE:12`.
+        row: the row, whose messages are checked, too.
 
     Raises:
-        ConfigError: it has some.
+        ConfigError: the row or one of its messages has media.
     """
     for part in _parts(row):
         for column in _COLUMNS:
@@ -350,7 +357,7 @@ def refuse_media(place: str, row: Mapping[str, Any]) -> None:
 
 
 def _parts(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a row, and the messages in it."""
+    """Yield a row, and each message in it."""
     yield row
     for value in row.values():
         if isinstance(value, list):
@@ -360,7 +367,7 @@ def _parts(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_media(value: object, part: Mapping[str, Any]) -> bool:
-    """Return whether a column holds media; a text, such as the name of a file, does where a mark calls for it."""
+    """Return whether a column holds media; a text, such as a file name, counts only if the row has a placeholder."""
     if isinstance(value, list):
         return any(item is not None for item in cast("list[object]", value))
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Problems, sets of them, and the order in which training takes them."""
+"""Problems, problem sets, and the order of training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Problem:
     Attributes:
         prompt: text of the question.
         answer: text of the right answer.
-        row: everything that its source says of it, for reward functions.
-        difficulty: label by which evaluations are told apart, or "".
+        row: all fields of the problem in its source, for reward functions.
+        difficulty: the label by which evaluations are reported separately, or "".
         source: name of the data set.
-        messages: the question as messages of a chat, each with `role` and `content`; empty where it is a text.
+        messages: the question as chat messages, each with `role` and `content`; empty if it is a text.
     """
 
     prompt: str
@@ -36,7 +36,7 @@ def require_text(problem: Problem) -> None:
     """Check that a question can be written without a chat template.
 
     Raises:
-        ConfigError: it is messages.
+        ConfigError: the question is given as messages.
     """
     if problem.messages:
         raise ConfigError(
@@ -61,10 +61,10 @@ def _order(size: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def training_order(size: int, start: int, count: int, *, seed: int, shuffle: bool) -> list[int]:
-    """Return which problems training takes from its `start`-th on, `count` of them.
+    """Return the numbers of `count` training problems, from position `start` on.
 
-    Every epoch takes each problem once, in an order that depends on the seed and the epoch alone: a run that resumes
-    needs to know `start` and nothing else.
+    Every epoch uses each problem once, in an order that depends only on seed and epoch: a resumed run needs only
+    `start`.
     """
     taken: list[int] = []
     for position in range(start, start + count):

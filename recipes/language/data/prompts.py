@@ -1,13 +1,13 @@
-"""Prompts as token ids."""
+"""Encoding of prompts as token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recipes.language.data.problems import Problem, require_text
 from recipes.language.data.text_tokens import TextTokens
-from recipes.language.templates.chat_template import ChatTemplate
+from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 
 
 class PromptEncoder:
-    """Writes questions as the model expects them.
+    """An encoder of questions as the model expects them.
 
     Args:
         tokenizer: the tokenizer of the model.
-        apply_chat_template: whether a question is a user's message, in the tokenizer's chat template.
+        apply_chat_template: whether a question becomes a user message in the tokenizer's chat template.
         system_prompt: text of the system message; needs the template.
         few_shot: text before every question: examples with their answers.
         max_prompt_length: longest prompt in tokens.
         template_arguments: arguments of the template.
 
     Attributes:
-        template: None where questions are texts.
+        template: the chat template; None if questions are plain texts.
 
     Raises:
-        ConfigError: a chat template is asked for, and the tokenizer has none that can be used.
+        ConfigError: the tokenizer lacks a usable chat template, or `system_prompt` is given without
+            `apply_chat_template`.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class PromptEncoder:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, data: LanguageDataConfig) -> PromptEncoder:
-        """Return the encoder of a file's problems."""
+        """Return the encoder that section `data` describes."""
         return cls(
             tokenizer,
             apply_chat_template=data.apply_chat_template,
@@ -69,14 +70,16 @@ class PromptEncoder:
         )
 
     def encode(self, problem: Problem) -> tuple[int, ...] | None:
-        """Return the tokens of a problem's question; None when they are more than `max_prompt_length`.
+        """Return the tokens of a problem's question; None if they exceed `max_prompt_length`.
 
         Raises:
-            TemplateRefusalError: the chat template does not write the question.
-            ConfigError: the question is messages, and there is no chat template to write them in.
+            TemplateRefusalError: the chat template rejects the question.
+            ConfigError: the question is messages, and there is no chat template.
         """
         if self.template is not None:
-            tokens = self._texts.plain(self.template.render(self._messages(problem)))
+            messages = self._messages(problem)
+            self.template.check_roles(messages)
+            tokens = self._texts.plain(self.template.render(messages))
         else:
             require_text(problem)
             tokens = self._texts.opened(self._few_shot + problem.prompt)
@@ -85,17 +88,43 @@ class PromptEncoder:
         return tuple(tokens)
 
     def _messages(self, problem: Problem) -> list[Mapping[str, str]]:
-        """Return a question as messages: the examples before the last one, and a system message if there is none."""
+        """Return a question as messages, with few-shot text in the last, and a system message first."""
         *before, last = problem.messages or ({"role": "user", "content": problem.prompt},)
         messages = [*before, {**last, "content": self._few_shot + last["content"]}]
         if self._system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system})
         return messages
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer without the tokens that end it; marks of thoughts stay, see `TextTokens`."""
-        return self._texts.text(tokens)
+    def text(self, tokens: Sequence[int], stops: Collection[int] = ()) -> str:
+        """Return the text of an answer without its ending token, one of `stops`, but with thought marks; see
+        `TextTokens`.
+        """
+        return self._texts.text(tokens[:-1] if tokens and tokens[-1] in stops else tokens)
 
     def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the text of each token of an answer."""
         return tuple(str(self._tokenizer.decode([token])) for token in tokens)
+
+
+def prompt_tokens(
+    encoder: PromptEncoder, problem: Problem, new_tokens: int, longest: int
+) -> tuple[tuple[int, ...] | None, str]:
+    """Return the tokens of a problem's question, or None if it is skipped, with the reason.
+
+    Args:
+        encoder: the encoder of questions.
+        problem: the problem.
+        new_tokens: the maximum tokens of an answer.
+        longest: the maximum tokens of question and answer together that the engine takes; 0: unlimited.
+
+    Returns:
+        The tokens, and "" or why the question cannot be asked, unless it only exceeds `max_prompt_length`.
+    """
+    try:
+        tokens = encoder.encode(problem)
+    except TemplateRefusalError as refusal:
+        return None, refusal.reason
+    if tokens and 0 < longest < len(tokens) + new_tokens:
+        why = f"its {len(tokens)} tokens and `max_new_tokens` {new_tokens} exceed the engine's limit of {longest}"
+        return None, why
+    return tokens, ""

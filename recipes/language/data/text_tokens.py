@@ -1,6 +1,6 @@
-"""Texts as tokens and tokens as text: for fine-tuning, prompts, conversations, judges and first examples.
+"""Tokenization of texts for fine-tuning, prompts, conversations, judges and warm starts, and decoding.
 
-A model may write thoughts before its answer: their marks, and the text outside of them.
+Also the marks of a model's thoughts, and the text outside of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# As families of models write them; in some they are special tokens.
+# The marks of several model families, some of which make them special tokens.
 THOUGHT_MARKS: Final = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -35,7 +35,7 @@ _THOUGHT: Final = re.compile(rf".*(?:{_END.pattern})(?=.*\S)", re.DOTALL)
 
 
 def without_thought(text: str) -> str:
-    """Return a text without the thought before its answer; a thought that nothing follows stays."""
+    """Return a text without the thought before its answer; a thought without an answer stays."""
     return _THOUGHT.sub("", text)
 
 
@@ -45,13 +45,13 @@ def opens_thought(prompt: str) -> bool:
 
 
 class Spoken:
-    """The parts of a turn that are not thoughts, asked for in the order of the text.
+    """The parts of a turn outside of thoughts; queries must follow the order of the text.
 
-    A mark within a call that was passed is a part of its arguments.
+    A mark within an accepted call is a part of its arguments.
 
     Args:
         text: the text of the turn.
-        thinking: whether it begins within a thought.
+        thinking: whether the text begins within a thought.
     """
 
     def __init__(self, text: str, *, thinking: bool = False) -> None:
@@ -60,7 +60,7 @@ class Spoken:
         self._last = -1
 
     def has(self, start: int, end: int) -> bool:
-        """Return whether the call from `start` to `end` stands outside of thoughts; of several at one place, each."""
+        """Return whether the call from `start` to `end` is outside of thoughts; several calls may share one `start`."""
         if start == self._last:
             return True
         begin = _BEGIN.search(self._text, self._at)
@@ -77,17 +77,17 @@ class Spoken:
         return len(self._text) if end is None else end.end()
 
 
-# Texts behind which another one is written, to see its tokens without those that only begin a text.
+# Texts to put before another text, to get the tokens that it has when it does not begin a sequence.
 _ANCHORS: Final = ("\n", ".", "a", "0")
 _PROBES: Final = ("a", "0", "=", "4")
 
 
 class TextTokens:
-    """A tokenizer as a writer of sequences that consist of parts: the tokens of the parts are those of the whole.
+    """A tokenizer for sequences of parts: the tokens of the parts, concatenated, are those of the whole.
 
     Args:
         tokenizer: the tokenizer of the model.
-        marks: further texts whose special tokens are kept in texts of answers, such as those around calls.
+        marks: further texts whose special tokens `text` keeps, such as those around calls.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, marks: Iterable[str] = ()) -> None:
@@ -97,25 +97,28 @@ class TextTokens:
     # Tokens
 
     def opened(self, text: str) -> list[int]:
-        """Return the tokens of a text that begins a sequence: after what the tokenizer puts first, without an end."""
-        return [*self.around[0], *self._encoded(text)]
+        """Return the tokens of a text that begins a sequence, with the tokenizer's initial special tokens only; a text
+        that has them already gets no others.
+        """
+        before, tokens = list(self.around[0]), self._encoded(text)
+        return tokens if tokens[: len(before)] == before else before + tokens
 
     def plain(self, text: str) -> list[int]:
-        """Return the tokens of a text that has its marks in it, such as that of a chat template."""
+        """Return the tokens of a text that contains its special tokens, such as a rendered chat template."""
         return self._encoded(text)
 
     def behind(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows others: without a blank that begins a text."""
+        """Return the tokens of a text that follows others, without the blank that some tokenizers put before a text."""
         return self._divided(self._anchor(text), [text])[0]
 
     def parts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts that follow each other, together those of the whole.
+        """Return the tokens of consecutive texts, which together are those of the whole.
 
-        Where a token lies across the end of a prompt, what stands before has the tokens that an engine gets, and what
-        follows those that are written after them. Across the end of an answer it belongs to what follows.
+        If a token crosses the end of a prompt, the prompt gets the tokens that an engine gets, and the rest is
+        tokenized after them. A token that crosses the end of an answer belongs to the text that follows.
 
         Args:
-            texts: prompts and answers in turn.
+            texts: alternating prompts and answers, a prompt first.
         """
         return self._divided("", texts)
 
@@ -135,7 +138,7 @@ class TextTokens:
 
     @cached_property
     def _begins_texts(self) -> bool:
-        """Whether a text by itself has other tokens than after another one."""
+        """Whether a text alone has other tokens than after another text."""
         before = self._encoded(_ANCHORS[0])
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         alone = ((probe, self._encoded(probe)) for probe in _PROBES)
@@ -145,11 +148,11 @@ class TextTokens:
 
     @cached_property
     def _strips(self) -> bool:
-        """Whether a text loses the blanks at its end."""
+        """Whether the tokenizer strips trailing whitespace."""
         return self._encoded("a\n") == self._encoded("a")
 
     def _anchor(self, text: str) -> str:
-        """Return a text after which another has the tokens that it has after any."""
+        """Return a text to put before `text` that does not change its tokens; "" if none is needed or known."""
         if not self._begins_texts:
             return ""
         unknown = getattr(self._tokenizer, "unk_token_id", None)
@@ -160,7 +163,7 @@ class TextTokens:
         return ""
 
     def _divided(self, anchor: str, texts: Sequence[str], *, answers: bool = False) -> list[list[int]]:
-        """Return the tokens of texts after an anchor, whose own are left out; `answers`: the first is an answer."""
+        """Return the tokens of texts after an anchor, without the anchor's; `answers`: the first text is an answer."""
         whole = anchor + "".join(texts)
         require_whole(whole)
         tokens, offsets = self._with_offsets(whole)
@@ -182,18 +185,18 @@ class TextTokens:
     def _before(
         self, tokens: list[int], offsets: Sequence[tuple[int, int]], text: str, end: int, *, is_prompt: bool
     ) -> list[int]:
-        """Return the tokens of what stands before a border of a text."""
+        """Return the tokens of the text before position `end`."""
         count = bisect_left(offsets, end, key=lambda span: span[0])
         meet = 0 < count < len(offsets) and offsets[count - 1][1] == offsets[count][0] == end
         if meet and not (self._strips and text[end - 1].isspace()):
             return tokens[:count]
         if offsets and not is_prompt:
             return tokens[: count - (count > 0 and offsets[count - 1][1] > end)]
-        # Blanks that a mark takes in, and those that offsets leave out, belong to no token by its offsets.
+        # Offsets assign no token to blanks that a special token strips, so the text before `end` is encoded again.
         return self._encoded(text[:end])
 
     def _with_offsets(self, text: str) -> tuple[list[int], Sequence[tuple[int, int]]]:
-        """Return the tokens of a text, and the range of each; no ranges where the tokenizer does not tell them."""
+        """Return the tokens of a text and the character range of each; no ranges from a slow tokenizer."""
         if not getattr(self._tokenizer, "is_fast", False):
             return self._encoded(text), ()
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -202,18 +205,18 @@ class TextTokens:
     # Text
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer without special tokens, but for the marks of thoughts, answers and calls."""
+        """Return the text of an answer without special tokens except the marks of thoughts, answers and calls."""
         if self._kept.isdisjoint(tokens):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
         return self.raw([token for token in tokens if token in self._kept or token not in self._special])
 
     def raw(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens with all special ones."""
+        """Return the text of tokens, with all special tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     @cached_property
     def _special(self) -> dict[int, str]:
-        """The special tokens, by their numbers."""
+        """The special tokens, by token id."""
         added: Any = getattr(self._tokenizer, "added_tokens_decoder", {})
         named = {number: str(token) for number, token in added.items() if token.special}
         numbers: list[int] = getattr(self._tokenizer, "all_special_ids", [])
@@ -222,7 +225,7 @@ class TextTokens:
 
     @cached_property
     def _kept(self) -> frozenset[int]:
-        """Special tokens that say something of a text."""
+        """The ids of special tokens that `text` keeps."""
         known = {mark for pair in THOUGHT_MARKS for mark in pair} | set(ANSWER_MARKS)
         return frozenset(
             number
@@ -232,10 +235,10 @@ class TextTokens:
 
 
 def require_whole(text: str) -> None:
-    """Check that a text has no half of a character, which no tokenizer takes.
+    """Check that a text has no lone surrogate, which no tokenizer accepts.
 
     Raises:
-        ConfigError: it has one.
+        ConfigError: the text has one.
     """
     try:
         text.encode("utf-8")
@@ -247,5 +250,5 @@ def require_whole(text: str) -> None:
 
 
 def mended(text: str) -> str:
-    """Return a text with U+FFFD in the place of each half of a character."""
+    """Return a text with U+FFFD in place of each lone surrogate."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -16,15 +16,15 @@ PauseMode = Literal["drain", "freeze", "abort"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Figures of an engine.
+    """The counters of an engine.
 
     Attributes:
-        running: answers that are being generated.
-        waiting: answers that wait for room.
-        reserved_tokens: cache tokens that running answers may come to need.
+        running: answers being generated.
+        waiting: answers that wait for cache memory.
+        reserved_tokens: cache tokens that running answers may need until they end.
         max_running_tokens: limit of `reserved_tokens`; 0: none.
         generated_tokens: tokens drawn since the start.
-        prefilled_tokens: prompt tokens computed since the start; shared ones count once.
+        prefilled_tokens: prompt tokens computed since the start; shared tokens count once.
         prompt_tokens: prompt tokens of all answers since the start.
         cache_bytes: memory of keys and values.
         version: the version of the weights.
@@ -46,8 +46,8 @@ class ArrivingTensors(Iterable[tuple[str, Tensor]]):
 
     Args:
         shapes: the shapes of all tensors, by name.
-        tensors: names and values, once.
-        may_keep: whether the engine may keep their memory, which nothing else changes.
+        tensors: names and values, to be iterated once.
+        may_keep: whether the engine may keep the tensors, whose memory nobody else changes.
     """
 
     def __init__(
@@ -68,8 +68,7 @@ class ArrivingTensors(Iterable[tuple[str, Tensor]]):
 class Engine(ABC):
     """A generator of answers to prompts, driven by its caller in small steps.
 
-    Every answer that `submit` asked for comes back exactly once: from `step`, or from `pause`. Not safe for use by
-    several threads.
+    `step` or `pause` returns every submitted answer exactly once. Not thread-safe.
 
     Attributes:
         continues: whether `unfinished_answers` returns partial answers, and `Request.begun` resumes one.
@@ -87,28 +86,33 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> list[Sequence]:
-        """Run one step and return the answers that ended; no-op if there is nothing to do.
+        """Run one step and return the answers that ended; none if there is nothing to do.
 
         An answer that the engine failed to generate has a `failure`.
         """
 
     @property
+    def longest(self) -> int:
+        """Maximum tokens of a prompt and its answer together; 0: unlimited."""
+        return 0
+
+    @property
     @abstractmethod
     def unfinished(self) -> int:
-        """Answers that have not come back yet."""
+        """Number of answers that were not returned yet."""
 
     def unfinished_answers(self) -> list[Sequence]:
-        """Return copies of all unfinished answers, and continue; empty if the engine cannot report them."""
+        """Return copies of all unfinished answers, which continue; empty if the engine cannot report them."""
         return []
 
     @abstractmethod
     def pause(self, mode: PauseMode) -> list[Sequence]:
-        """Stop generating between two steps, and return the answers that this ended.
+        """Stop generating between two steps, and return the answers that ended through this.
 
         Args:
-            mode: `drain` finishes what is running and takes nothing that waits; `freeze` keeps unfinished answers,
-                which continue under the weights of the time of `resume`; `abort` returns everything, what waits as
-                well, unfinished.
+            mode: `drain` finishes running answers and starts no waiting ones; `freeze` keeps unfinished answers, which
+                continue after `resume` under the weights of that time; `abort` returns all answers, running and
+                waiting, unfinished.
         """
 
     @abstractmethod
@@ -117,7 +121,7 @@ class Engine(ABC):
 
     @abstractmethod
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
-        """Replace weights between two steps, and return a fingerprint of those loaded.
+        """Replace weights between two steps, and return a checksum of the loaded weights.
 
         Args:
             tensors: names and values, as the trainer's `state_dict` has them; they may still be arriving.
@@ -125,7 +129,7 @@ class Engine(ABC):
             adapter_only: whether the tensors are those of a LoRA adapter alone.
 
         Raises:
-            ValueError: a name or a shape is not the model's.
+            ValueError: the model lacks a name, or its shape differs.
         """
 
     @abstractmethod
@@ -138,7 +142,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """Return metrics of this moment."""
+        """Return the current counters."""
 
     @abstractmethod
     def stop(self) -> None:

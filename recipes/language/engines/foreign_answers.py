@@ -1,4 +1,4 @@
-"""Answers of engines that run elsewhere, checked before they are trained on."""
+"""Validation of external engines' answers before training."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from recipes.language.answers.sequences import FinishReason, Sequence
 from recipes.language.engines.request_queue import Answer, StopTexts
 from rlinf_core import RLinfError
 
-# A probability a little above 1 is rounding.
+# A log-probability up to this much above 0 is rounding.
 _ROUNDING: Final = 1e-3
 _SHOWN: Final = 40
 _REASONS: Final[dict[str, FinishReason]] = {
     "stop": "stop",
     "length": "length",
-    # vLLM ends requests so that they cannot continue.
+    # vLLM's reasons for requests that it gave up.
     "abort": "aborted",
     "error": "aborted",
 }
 
 
 class EngineAnswerError(RLinfError):
-    """An answer of an engine that cannot be trained on; `help` is set where a setting is wrong."""
+    """An engine's answer that cannot be trained on; `help` is set if a setting is wrong."""
 
 
 def checked_together(
     checks: Iterable[tuple[Answer, Callable[[], Sequence]]], *, worked: bool = False
 ) -> list[Sequence]:
-    """Return answers that came together; one that cannot be trained on is failed, and leaves the others alone.
+    """Return answers that arrived together; an invalid answer fails without affecting the others.
 
     Args:
-        checks: what was asked for, each with a call that validates its answer.
-        worked: whether the engine has given good answers before.
+        checks: the requested answers, each with a function that validates it.
+        worked: whether the engine has given valid answers before.
 
     Raises:
-        EngineAnswerError: a setting is to blame, or no answer was ever valid.
+        EngineAnswerError: a setting is wrong, or no answer was ever valid.
     """
     sequences: list[Sequence] = []
     wrong: EngineAnswerError | None = None
@@ -63,19 +63,19 @@ def checked_sequence(
     engine: str,
     vocabulary: int,
 ) -> Sequence:
-    """Validate an answer of another engine and convert it; text after a stop text is cut off.
+    """Validate an external engine's answer and convert it; tokens after a stop text are cut off.
 
     Args:
-        answer: what was asked for.
-        tokens, logprobs: the tokens and log-probabilities of the answer, as the engine gave them.
-        reason: `stop`, `length`, `abort` or `error`, by the engine.
+        answer: the requested answer.
+        tokens, logprobs: the engine's tokens and log-probabilities.
+        reason: the engine's finish reason, `stop`, `length`, `abort` or `error`.
         version: the version of the engine's weights.
-        stop_texts: finds ending texts.
-        engine: names the engine in errors.
-        vocabulary: size of the model's vocabulary; 0: not known.
+        stop_texts: a finder of stop texts.
+        engine: the engine's name in errors.
+        vocabulary: the size of the model's vocabulary; 0: unknown.
 
     Raises:
-        EngineAnswerError: there are too few tokens, or too many, or values are not token ids or log-probabilities.
+        EngineAnswerError: there are too few or too many tokens, or values are not token ids or log-probabilities.
     """
     request, params = answer.request, answer.request.params
 

@@ -1,4 +1,4 @@
-"""Requests to an HTTP server that speaks JSON: with limits, retries, and errors that keep secrets."""
+"""Requests to an HTTP server that speaks JSON, with limits, retries, and errors that mask secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_core import RLinfError
 from rlinf_core.foreign.budget import Budget, OverBudgetError, json_size
 from rlinf_core.foreign.strict_json import load_json
 
-# Answers of a server that is starting, overloaded or restarted.
+# Status codes of a server that is starting, overloaded or restarting.
 _AGAIN: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 10.0
 _MOST_BYTES: Final = 1 << 28
@@ -24,27 +24,27 @@ _SHOWN: Final = 300
 
 
 class ServerError(RLinfError):
-    """A server that does not answer, or refuses."""
+    """A server's refusal, or its failure to answer."""
 
 
 class ServerUnavailableError(ServerError):
-    """A server that is down, overloaded or cut off: the request is not at fault."""
+    """A failure of a server that is down, overloaded or unreachable; the request is not at fault."""
 
 
 class _TooLong(Exception):  # noqa: N818 - never leaves this module
-    """An answer beyond the limit."""
+    """A response beyond the size limit."""
 
 
 class JsonServer:
-    """An HTTP client for JSON requests, run in its own thread; `close` ends it.
+    """An HTTP client for JSON requests, run in a separate thread until `close`.
 
     Args:
-        url: `http://host:port` or `https://host`, with a path or without.
-        token: sent as `Authorization: Bearer`; none where it is empty.
-        token_env: the environment variable that it came from, for errors.
-        timeout: seconds that one request may take.
-        retries: how often a request is tried again that could not be sent, or was answered by an error that passes.
-        most: requests at once; others wait, and their time does not run.
+        url: `http://host:port` or `https://host`, optionally with a path.
+        token: the token, sent as `Authorization: Bearer`; "": none.
+        token_env: the environment variable of the token, for errors.
+        timeout: the time limit of a request with its retries, in seconds.
+        retries: the number of retries of a request that could not be sent, or got a temporary error.
+        most: the maximum number of concurrent requests; time spent waiting does not count.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class JsonServer:
         self._url = url.rstrip("/")
         self._token, self._token_env = token, token_env
         self._timeout, self._retries = timeout, retries
-        # A few compressed bytes could become gigabytes.
+        # A few compressed bytes could expand to gigabytes.
         plain = {"Accept-Encoding": "identity"}
         headers = {"Accept": "application/json", "Content-Type": "application/json", **plain}
         self._client = httpx.AsyncClient(
             headers=headers | ({"Authorization": f"Bearer {token}"} if token else {}),
-            # The certificates that the system trusts, and not a list of the library's.
+            # Trust the system's certificates, not the library's list.
             verify=ssl.create_default_context(),
             timeout=None,
             trust_env=False,
-            # A connection that is kept may be closed by the server at the moment of the next request.
+            # A server may close a kept connection just when the next request begins.
             limits=httpx.Limits(max_keepalive_connections=0),
         )
         self._slots = asyncio.Semaphore(most)
@@ -71,7 +71,7 @@ class JsonServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Give up all requests, and end the thread."""
+        """Cancel all requests, and end the thread."""
         if self._thread.is_alive():
             self._run(self._end()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -79,19 +79,19 @@ class JsonServer:
             self._loop.close()
 
     def get(self, path: str) -> Any:
-        """Return the answer to a GET request; see `post`."""
+        """Return the response to a GET request; see `post`."""
         return self._run(self._request("GET", path, None)).result()
 
     def post(self, path: str, body: Any) -> Any:
-        """Return the answer to a POST request; None where it has no content.
+        """Return the response to a POST request; None if it is empty.
 
         Raises:
-            ServerError: the server does not answer in time, refuses, or answers with something that is not JSON.
+            ServerError: the server does not answer in time, refuses, or answers with anything but JSON.
         """
         return self.submit(path, body).result()
 
     def submit(self, path: str, body: Any) -> Future[Any]:
-        """Start a POST request; cancelling it closes the connection, which makes the server stop."""
+        """Start a POST request; cancelling it closes the connection, at which the server stops working on it."""
         return self._run(self._request("POST", path, json.dumps(body).encode()))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -128,7 +128,7 @@ class JsonServer:
                     f"the server did not respond within {self._timeout:g} s",
                     where=f"{self._url}{path}",
                     why=f"this was attempt {max(attempts, 1)}",
-                    help="`rollout.server.timeout` is the time limit of one request",
+                    help="`rollout.engine_options.timeout` is the time limit of one request",
                 ) from None
             except _TooLong:
                 message = f"the server's response exceeds {_MOST_BYTES} bytes"
@@ -157,7 +157,7 @@ class JsonServer:
                 "the server rejects the token",
                 where=where,
                 why=f"status {status}; the token is {named}" if self._token else f"status {status}; {named}",
-                help="name the environment variable that holds it in `rollout.server.token_env`",
+                help="name the environment variable that holds it in `rollout.engine_options.token_env`",
             )
         if status in _AGAIN:
             message = f"the server answers with status {status}, after {attempts} attempts"

@@ -1,4 +1,4 @@
-"""The folder of an engine's model, and the weights that the engine accepts."""
+"""The folder of an engine's model, and checks of weights for the engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.engines.own.merged_adapter import adapted_layers
+from recipes.language.models.architecture import stretched
 from recipes.language.models.load_model import hollow_causal
 from recipes.sections.model_folders import read_settings
 from recipes.training.reading.tied_weights import names_of_one_tensor
@@ -18,7 +19,7 @@ from rlinf_core.config.sections.hub_names import ensure_here
 
 
 class ModelFolder:
-    """Names and shapes of a model's weights, and the weights that LoRA adapters are added to.
+    """A model's folder: names and shapes of its weights, and the weights merged with LoRA adapters.
 
     Args:
         folder: the folder with config.json and *.safetensors.
@@ -37,7 +38,9 @@ class ModelFolder:
 
     def longest(self, asked: int) -> int:
         """Return the maximum sequence length: the requested one, limited by the model's positions."""
-        positions = int(self._config.get("max_position_embeddings", 0))
+        config = self._config
+        positions = int(config.get("max_position_embeddings", 0))
+        positions = stretched(positions, config.get("rope_parameters") or config.get("rope_scaling"))
         return min(asked or positions, positions or asked)
 
     @property
@@ -77,10 +80,10 @@ class ModelFolder:
         return {name: names for names in names_of_one_tensor(state).values() if len(names) > 1 for name in names}
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that these are the shapes of a whole set of weights, by name.
+        """Check that names and shapes are those of a complete set of weights.
 
         Raises:
-            ValueError: a name or a shape is not the model's, or a weight is missing.
+            ValueError: the model lacks a name, a shape differs, or a weight is missing.
         """
         covered = set[str]()
         for name, arriving in shapes.items():
@@ -96,12 +99,12 @@ class ModelFolder:
             raise ValueError(f"weight `{missing[0]}` of the engine's model has no value")
 
     def checked(self, weights: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-        """Return a whole set of weights, after `check`."""
+        """Return a complete set of weights, after `check`."""
         self.check({name: tuple(value.shape) for name, value in weights.items()})
         return list(weights.items())
 
     def check_adapter(self, adapter: Mapping[str, Tensor]) -> None:
-        """Check that an adapter is one of this model.
+        """Check that an adapter fits this model.
 
         Raises:
             ValueError: a name does not belong to an adapter, or a shape is not the model's.
@@ -109,7 +112,7 @@ class ModelFolder:
         adapted_layers(adapter, self._shapes)
 
     def merged(self, adapter: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Return the weights of the folder with an adapter added, one by one, in the precision of the engine.
+        """Yield the weights of the folder with an adapter added, in the type `dtype`.
 
         Raises:
             ValueError: a name does not belong to an adapter, or a shape is not the model's.

@@ -1,4 +1,4 @@
-"""Engines by their names in `rollout.backend`."""
+"""Construction of the engine that `rollout.backend` names."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def make_engine(
     contact: FirstContact | None = None,
     owner: str = "rollout",
 ) -> Engine:
-    """Return the engine that `rollout.backend` names, with its model; in a rehearsal, its stand-in.
+    """Return the engine that `rollout.backend` names, with its model; in a rehearsal, a stand-in.
 
     Args:
-        config: the whole file.
+        config: the whole configuration.
         tokenizer: the tokenizer of the model.
         stop_token_ids: tokens that end every answer.
-        device: where the model is.
-        contact: keeps what it is compared with.
-        owner: the worker whose engine it is, for errors.
+        device: the device of the model.
+        contact: the start-up checks to which the engine's check is added.
+        owner: the worker that owns the engine, for errors.
 
     Raises:
-        ConfigError: its package is missing, the model cannot be loaded, or the server does not answer.
+        ConfigError: the engine's package is missing, the model cannot be loaded, or the server does not answer.
     """
     if pacing.active is not None:
         return StandInEngine()
     name = BACKENDS[config.rollout.backend].name
     rollout, lora = config.rollout, config.actor.model.adapter()
-    # In float32 on a CPU: half the bits are slower there.
+    # Use float32 on a CPU, where half precision is slower.
     dtype = DTYPES[config.actor.model.precision] if device.type != "cpu" else torch.float32
     common: dict[str, Any] = {
         "stop_token_ids": stop_token_ids,
@@ -73,7 +73,7 @@ def make_engine(
 
 
 def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: dict[str, Any], owner: str) -> Engine:
-    """Return an engine that reads the folder of a model."""
+    """Return an external engine with the model of a folder."""
     rollout = config.rollout
     if BACKENDS[rollout.backend].name == "server":
         from recipes.language.engines.server_engine import ServerEngine
@@ -83,14 +83,13 @@ def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: 
         **common,
         "dtype": dtype,
         "temperature": rollout.sampling_params.temperature,
-        "tensor_parallel_size": rollout.tensor_parallel_size,
-        "gpu_memory_utilization": rollout.gpu_memory_utilization,
-        "options": rollout.engine_options,
+        **dict(rollout.vllm),
+        "options": rollout.arguments,
     }
     from recipes.language.engines.vllm_engine import VllmEngine
 
     if rollout.enable_offload:
-        shared["options"] = {"enable_sleep_mode": True, **rollout.engine_options}
+        shared["options"] = {"enable_sleep_mode": True, **rollout.arguments}
     lora = config.actor.model.adapter()
     return VllmEngine(folder, owner=owner, adapter_rank=lora.rank if lora else 0, **shared)
 
@@ -98,7 +97,7 @@ def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: 
 def _with_built_model(
     config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, common: dict[str, Any], owner: str
 ) -> Engine:
-    """Return an engine with a model built from scratch, in a folder that is deleted with the engine."""
+    """Return an external engine with a tiny random model, in a folder that is deleted with the engine."""
     folder = tempfile.mkdtemp(prefix="rlinf-model-")
     try:
         make_model(config.actor, tokenizer, dtype).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Answers that wait for room in an engine, and what all engines with such a queue have in common."""
+"""The queue of answers that wait for an engine, and the base of engines with such a queue."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Final, Literal
 from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.engines.engine import Engine, EngineStats
 
-# Failure of an answer whose next token has no probability.
+# The failure of an answer whose next token has no finite probability.
 NOT_FINITE: Final = "the model's weights or the temperature give probabilities that are not finite numbers"
-# What a decoder writes for bytes that are only a part of a character.
+# The decoded text of an incomplete UTF-8 character.
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -26,9 +26,9 @@ class Answer:
     """One requested answer.
 
     Attributes:
-        request: what asks for it.
-        sample: its number within the group.
-        since: when the engine took the request, by the monotonic clock.
+        request: the request of the answer.
+        sample: the answer's number within the group.
+        since: the time of the request's acceptance, by the monotonic clock, in seconds.
         number: the number of the answer, in the order of requests.
     """
 
@@ -39,11 +39,11 @@ class Answer:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that prompt and answer may come to."""
+        """Maximum tokens of prompt and answer."""
         return len(self.request.prompt) + self.request.params.max_new_tokens
 
     def unbegun(self) -> Sequence:
-        """Return the answer as it came, unfinished."""
+        """Return the unfinished answer with the tokens of its request alone."""
         begun = self.request.begun
         return self.sequence(begun.tokens, begun.logprobs, begun.versions)
 
@@ -55,7 +55,7 @@ class Answer:
         finish_reason: FinishReason = "aborted",
         failure: str = "",
     ) -> Sequence:
-        """Return the answer as it comes back."""
+        """Return the answer in the form that callers get."""
         return Sequence(
             request_id=self.request.request_id,
             sample=self.sample,
@@ -71,14 +71,14 @@ class Answer:
 
 
 class RequestQueue:
-    """Answers that have not begun: smaller `priority` first, then in the order of their requests.
+    """A queue of waiting answers: smaller `priority` first, then in the order of requests.
 
     Args:
-        max_sequence_tokens: longest prompt and answer together; 0: no limit.
-        max_running_tokens: the most running tokens of all answers that run at once; 0: no limit.
-        stops_at_texts: whether `SamplingParams.stop` can be obeyed.
-        logprobs: the distribution whose log-probabilities the engine gives: that of the temperature alone, that of the
-            model (`raw`), or that of whatever tokens are drawn from (`processed`).
+        max_sequence_tokens: the maximum length of prompt and answer together; 0: no limit.
+        max_running_tokens: the maximum prompt and answer tokens of all running answers; 0: no limit.
+        stops_at_texts: whether the engine supports `SamplingParams.stop`.
+        logprobs: the stage of the engine's log-probabilities: after temperature alone (`exact`), the model's (`raw`),
+            or after temperature and truncation (`processed`).
     """
 
     def __init__(
@@ -104,12 +104,17 @@ class RequestQueue:
         """Yield the answers in no particular order."""
         return (answer for _, _, answer in self._heap)
 
+    @property
+    def longest(self) -> int:
+        """Maximum tokens of a prompt and its answer together; 0: no limit."""
+        return min(filter(None, (self._longest, self._limit)), default=0)
+
     def add(self, request: Request) -> None:
         """Append the answers of a request.
 
         Raises:
-            ValueError: the prompt is empty or does not fit, an ending text cannot be found, or the log-probabilities
-                would be those of another distribution than `Sequence` says.
+            ValueError: the prompt is empty or does not fit, stop texts are not supported, or the log-probabilities
+                would not be those that `Sequence` defines.
         """
         params, prompt = request.params, request.prompt
         needed = len(prompt) + params.max_new_tokens
@@ -144,20 +149,20 @@ class RequestQueue:
             self.put_back(Answer(request, request.sample_offset + index, now, next(self._numbers)))
 
     def put_back(self, answer: Answer) -> None:
-        """Put an answer where it was before it was taken."""
+        """Put an answer into its place in the order."""
         heapq.heappush(self._heap, (answer.request.priority, answer.number, answer))
         self._prompts[answer.request.prompt] += 1
 
     def waiting_for(self, prompt: tuple[int, ...]) -> int:
-        """Return how many of the answers that wait are to a prompt."""
+        """Return the number of waiting answers to a prompt."""
         return self._prompts[prompt]
 
     def first(self) -> Answer:
-        """Return the answer that is next; there must be one."""
+        """Return the next answer of a queue that is not empty."""
         return self._heap[0][2]
 
     def pop(self) -> Answer:
-        """Take the answer that is next; there must be one."""
+        """Take the next answer of a queue that is not empty."""
         answer = heapq.heappop(self._heap)[2]
         prompt = answer.request.prompt
         self._prompts[prompt] -= 1
@@ -166,13 +171,13 @@ class RequestQueue:
         return answer
 
     def admit(self, reserved: int) -> Iterator[Answer]:
-        """Pop and yield answers that fit beside `reserved` tokens; at least one if that is 0."""
+        """Pop and yield answers that fit beside `reserved` tokens."""
         while self._heap and (not self._limit or reserved + self.first().most_tokens <= self._limit):
             reserved += self.first().most_tokens
             yield self.pop()
 
     def drop(self, request_id: str) -> None:
-        """Take the answers of a request, which nobody waits for."""
+        """Discard the waiting answers of a request."""
         kept = [entry for entry in self._heap if entry[2].request.request_id != request_id]
         if len(kept) < len(self._heap):
             self._heap = kept
@@ -180,22 +185,22 @@ class RequestQueue:
             self._prompts = Counter(answer.request.prompt for _, _, answer in kept)
 
     def abort(self) -> list[Sequence]:
-        """Take all answers and return them, in order, without a token."""
+        """Take all answers in order, and return them unfinished."""
         ordered = [answer for _, _, answer in sorted(self._heap, key=lambda entry: entry[:2])]
         self._heap.clear()
         self._prompts.clear()
         return [answer.unbegun() for answer in ordered]
 
     def waiting(self) -> list[Sequence]:
-        """Return copies of all waiting answers, unfinished, and keep them."""
+        """Return unfinished copies of all waiting answers."""
         return [answer.unbegun() for _, _, answer in self._heap]
 
 
 class QueuedEngine(Engine):
-    """An engine that takes answers from a queue, and counts tokens.
+    """An engine that takes answers from a queue and counts tokens.
 
     Args:
-        queue: the queue of answers that have not begun.
+        queue: the queue of waiting answers.
         max_running_tokens: see `EngineStats`.
     """
 
@@ -208,19 +213,23 @@ class QueuedEngine(Engine):
     @property
     @abstractmethod
     def _in_flight(self) -> int:
-        """Answers that are being generated."""
+        """Number of answers being generated."""
 
     @property
     @abstractmethod
     def _reserved(self) -> int:
-        """Tokens that they may come to need."""
+        """Maximum tokens of the answers being generated."""
 
     def _cached_bytes(self) -> int:
-        """Return the memory of keys and values."""
+        """Return the memory of the KV cache, in bytes."""
         return 0
 
     def submit(self, request: Request) -> None:
         self._queue.add(request)
+
+    @property
+    def longest(self) -> int:
+        return self._queue.longest
 
     @property
     def unfinished(self) -> int:
@@ -244,10 +253,10 @@ class QueuedEngine(Engine):
 
 
 class StopTexts:
-    """Finds out whether the newest token of an answer completes a text.
+    """A detector of stop texts at the end of an answer.
 
     Args:
-        decode: text of token ids.
+        decode: returns the text of token ids.
     """
 
     def __init__(self, decode: Callable[[SequenceABC[int]], str]) -> None:
@@ -255,18 +264,18 @@ class StopTexts:
         self._single: dict[int, str] = {}
 
     def may_end(self, token: int, stop: SequenceABC[str]) -> bool:
-        """Return whether a token may end a text; a cheap check with false positives."""
+        """Return whether a token may complete a stop text; a cheap check with false positives."""
         text = self._single.get(token)
         if text is None:
             text = self._single[token] = self._decode([token])
-        # A tokenizer may leave out a space in front of a token that stands alone.
+        # A tokenizer may drop the space before a single token.
         return _INCOMPLETE in text or any(ending[-1] in text or ending[-1] == " " for ending in stop)
 
     def ended(self, tokens: SequenceABC[int], stop: SequenceABC[str]) -> bool:
         """Return whether the last token of an answer completes a stop text."""
         if not self.may_end(tokens[-1], stop):
             return False
-        # The text ends with the newest token: that many of the last tokens hold it, a byte or more each.
+        # A stop text spans at most this many tokens, each of at least one byte.
         reach = 4 * max(len(text) for text in stop) + 4
         tail = list(tokens[-reach:])
         now, before = self._decode(tail), self._decode(tail[:-1])

@@ -1,4 +1,4 @@
-"""Draws of tokens that depend on nothing but the seed, the prompt, the sample and the position."""
+"""Sampling of tokens that depends only on seed, prompt, sample and position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _mix(value: int) -> int:
 
 def prompt_key(seed: int, prompt: Sequence[int]) -> int:
     """Return the base of the random keys of all answers to a prompt, 64 bits."""
-    text = array("q", (seed & _MASK >> 1, *prompt)).tobytes()
+    text = array("Q", (seed & _MASK, *prompt)).tobytes()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
@@ -33,7 +33,7 @@ def stream_key(prompt: int, sample: int) -> int:
 
     Args:
         prompt: see `prompt_key`.
-        sample: number of the answer.
+        sample: the number of the answer.
     """
     return _mix(prompt ^ (sample << 1 | 1)) >> 1
 
@@ -45,7 +45,7 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def _mixed(value: Tensor) -> Tensor:
-    """As `_mix`, of int64 tensors, which wrap around as unsigned ones do."""
+    """Return `_mix` of each element, int64 tensors, which wrap around like unsigned integers."""
 
     def shifted(bits: Tensor, by: int) -> Tensor:
         return bits >> by & ((1 << (64 - by)) - 1)
@@ -66,22 +66,22 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Return the token of each row and its log-probability.
 
-    A token is found by its cumulative probability, first of blocks of tokens: over large vocabularies many times as
+    The search for a cumulative probability starts with blocks of tokens, which in large vocabularies is many times as
     fast as `torch.multinomial`.
 
     Args:
         logits: float [n, V].
-        temperature: float [n]; 0 takes the most likely token, and gives its log-probability at temperature 1. None: 1
-            for every row.
+        temperature: float [n]; 0 selects the most likely token, with its log-probability at temperature 1. None: 1 for
+            every row.
         uniform: float64 [n], in [0, 1).
         top_k: int64 [n], -1 for all; None: all for every row.
         top_p: float [n]; None: 1 for every row.
-        banned: bool [n, V], tokens that are not drawn.
+        banned: bool [n, V], tokens that must not be drawn.
 
     Returns:
-        int64 [n] and float32 [n]; log-probabilities are those of softmax(logits / temperature), whatever `top_k`,
-        `top_p` and `banned` leave out. A row whose logits give no probabilities, or whose tokens are all banned, has
-        NaN or an infinite one; its token means nothing.
+        int64 [n] and float32 [n]; log-probabilities are those of softmax(logits / temperature), before `top_k`, `top_p`
+            and `banned`. A row without finite probabilities, or with all tokens banned, has a log-probability of NaN or
+            infinity and a meaningless token.
     """
     logits = logits.float()
     greedy = None if temperature is None else temperature == 0
@@ -97,7 +97,7 @@ def draw(
     total = blocks.sum(dim=-1, dtype=torch.float64)
     normalizer = highest[:, 0] + total.log().float()
     if banned is not None:
-        # Beside what is banned, all others may be too unlikely for a float32.
+        # Relative to a banned token, all others may underflow a float32, so scale by the likeliest allowed token.
         weights = (choices - choices.amax(dim=-1, keepdim=True)).exp()
         blocks = _block_sums(weights)
     if top_k is not None or top_p is not None:
@@ -110,7 +110,7 @@ def draw(
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """Return sums of weights, [n, V], over blocks of `_BLOCK`, [n, B]; the last block may be shorter."""
+    """Return the sums of weights, [n, V], over blocks of `_BLOCK` tokens, [n, B]; the last block may be shorter."""
     whole = weights.shape[1] // _BLOCK * _BLOCK
     blocks = cast("Tensor", weights[:, :whole].unflatten(1, (-1, _BLOCK))) if whole else weights[:, :0, None]
     sums = blocks.sum(dim=2)
@@ -118,15 +118,15 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _by_share(weights: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
-    """Return the index at which the cumulative weight exceeds a share of the total: first over blocks, then within one.
+    """Return the index at which the cumulative weight exceeds a share of the total, by blocks, then within one.
 
     Args:
         weights: float32 [n, V], none negative.
         blocks: see `_block_sums`.
-        uniform: float64 [n], the shares, in [0, 1).
+        uniform: float64 [n], shares in [0, 1).
 
     Returns:
-        int64 [n]; never of a weight of 0, and any token of a row whose weights are NaN or all 0.
+        int64 [n]; never the index of a zero weight, but any index if a row's weights are NaN or all 0.
     """
     if blocks.shape[1] == 1:
         own = weights.double().cumsum(dim=1)
@@ -139,7 +139,7 @@ def _by_share(weights: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
     places = block * _BLOCK + torch.arange(min(_BLOCK, weights.shape[1]), device=weights.device)
     inside = places < weights.shape[1]
     own = torch.where(inside, weights.gather(1, places.clamp(max=weights.shape[1] - 1)), 0).double().cumsum(dim=1)
-    # Sums of a block differ in their last digits; what they leave over belongs to its last weight that is not 0.
+    # Two sums of a block differ by rounding; a target beyond the sum falls to the block's last nonzero weight.
     left = torch.minimum(target[:, None] - before, own[:, -1:] * (1 - 1e-12))
     index = torch.searchsorted(own, left, right=True).clamp(max=places.shape[1] - 1)
     return places.gather(1, index)[:, 0].clamp(max=weights.shape[1] - 1)
@@ -152,8 +152,8 @@ def _truncated(probabilities: Tensor, top_k: Tensor | None, top_p: Tensor | None
         rank = torch.arange(ordered.shape[-1], device=ordered.device)
         keep &= (rank[None] < top_k[:, None]) | (top_k[:, None] < 0)
     if top_p is not None:
-        # A token is kept when those before it do not reach the share: the most likely one always is.
+        # A token is kept if the likelier tokens do not reach the share, as is true of the likeliest.
         keep &= ordered.cumsum(dim=-1) - ordered < top_p[:, None] * ordered.sum(dim=-1, keepdim=True)
-        # Of a share too small for a float32, too.
+        # Keep the likeliest token even if the share underflows a float32.
         keep[:, 0] = True
     return torch.zeros_like(probabilities).scatter(1, order, torch.where(keep, ordered, 0))

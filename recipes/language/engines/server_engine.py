@@ -1,4 +1,4 @@
-"""A server that answers OpenAI's completion requests, behind the interface of engines."""
+"""An OpenAI-compatible completion server behind the engine interface."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from recipes.language.config.rollout_config import ServerSettings
 
 _TOKEN_TEXT: Final = re.compile("token_id:([0-9]{1,10})")
-# What a request leaves out, a server takes from its options or its model's generation_config.json: answers would be
-# those of another policy. Nothing here changes the distribution.
+# Neutral values for everything that a server would otherwise take from its options or the model's
+# generation_config.json, which would change the policy.
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
@@ -46,29 +46,29 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
     "echo": False,
     "stream": False,
 }
-# A step waits so long for an answer, so that its caller can do other things.
+# A step waits at most this many seconds for an answer, so that its caller can do other things.
 _PATIENCE = 0.2
 
 
 class ServerEngine(QueuedEngine):
-    """Generates with a server; the answers to one prompt are one request.
+    """An engine that asks a server, with one request for all answers to a prompt.
 
-    The server must take prompts as token ids and return token ids, by `return_token_ids` or
-    `return_tokens_as_token_ids`, as vLLM's does. An answer comes when its request is over, so that an aborted one has
-    no tokens and none can be frozen.
+    The server must accept prompts as token ids and return token ids, by `return_token_ids` or
+    `return_tokens_as_token_ids`, as vLLM's does. Answers arrive when their request ends, so aborted answers have no
+    tokens, and answers cannot be frozen.
 
     Args:
-        settings: address, limits, and how new weights reach the server.
+        settings: address, limits, and the folder of new weights.
         folder: the folder of the model that the server serves.
-        dtype: the type of weights that are written for the server.
+        dtype: the type of the weights written for the server.
         stop_token_ids: tokens that end every answer.
-        decode: text of token ids, needed for `SamplingParams.stop`.
-        max_running_tokens: bound on prompt and answer tokens of the answers that are asked for at once; 0: none.
-        max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
-        adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
+        decode: returns the text of token ids; needed for `SamplingParams.stop`.
+        max_running_tokens: the maximum prompt and answer tokens of all running answers; 0: no limit.
+        max_sequence_tokens: the maximum length of prompt and answer together; 0: the model's positions.
+        adapter_scale: alpha / rank of LoRA adapters to load.
 
     Raises:
-        ConfigError: the variable of the token is not set.
+        ConfigError: the token's environment variable is not set, or the server lacks the model.
         ServerError: the server does not answer, or refuses the token.
     """
 
@@ -107,11 +107,11 @@ class ServerEngine(QueuedEngine):
         super().__init__(queue, max_running_tokens)
         # Pending requests, each with its answers to one prompt.
         self._running: dict[Future[Any], tuple[Answer, ...]] = {}
-        # Whether the server has ever answered well, and how many requests have failed since it did last.
+        # Whether the server has ever given a valid answer, and the number of failed requests since the last valid one.
         self._answers_well, self._failed = False, 0
 
     def _served(self, longest: int) -> tuple[str, int]:
-        """Return the model's name at the server, and the longest sequence that both take."""
+        """Return the model's name at the server, and the longest sequence that both model and server accept."""
         listed = _fields(self._server.get("/v1/models")).get("data")
         models = [_fields(model) for model in cast("list[Any]", listed)] if isinstance(listed, list) else []
         by_name = {str(model.get("id")): model for model in models if model}
@@ -120,7 +120,7 @@ class ServerEngine(QueuedEngine):
             raise ConfigError(
                 f"the server serves {', '.join(f'`{model_id}`' for model_id in by_name) or 'no model'}",
                 where=self._settings.url,
-                help="set one of them as `rollout.server.model`",
+                help="set one of them as `rollout.engine_options.model`",
             )
         limit = by_name[name].get("max_model_len")
         return name, min(longest, limit) if type(limit) is int and limit > 0 and longest else longest
@@ -171,20 +171,20 @@ class ServerEngine(QueuedEngine):
             "stop_token_ids": [*self._stop_token_ids, *params.stop_token_ids],
         }
         if params.temperature == 0 and len(answers) > 1:
-            # Servers refuse several answers of which all must be the same.
+            # Servers refuse to give several greedy answers.
             body["n"] = 1
         return body
 
     # Steps
 
     def step(self) -> list[Sequence]:
-        """See `Engine`: request the answers that fit, and return those of the server.
+        """See `Engine`: request the answers that fit, and return those that arrived.
 
-        A request that the server fails is answered by nothing, as long as it has answered others before.
+        A failed request gives failed answers without tokens, provided the server has answered others before.
 
         Raises:
-            ServerError: the server does not answer the first requests, fails many in a row, or refuses.
-            EngineAnswerError: an answer cannot be trained on, and a setting is to blame, or the first answers are so.
+            ServerError: the server fails the first requests or many in a row, or refuses.
+            EngineAnswerError: an answer is invalid because of a setting, or the first answers are invalid.
         """
         if self._paused:
             return []
@@ -199,22 +199,23 @@ class ServerEngine(QueuedEngine):
         for future in done:
             sequences += self._outcome(self._running.pop(future), future)
         self._generated += sum(len(sequence.tokens) for sequence in sequences)
-        # What the server computes once for several answers is not known.
+        # How many prompt tokens the server computes once for several answers is unknown.
         self._prompted += sum(len(sequence.prompt) for sequence in sequences)
         self._prefilled = self._prompted
         return sequences
 
     def _outcome(self, answers: tuple[Answer, ...], future: Future[Any]) -> list[Sequence]:
-        """Return what came of a request; of one that failed, answers without a token.
+        """Return the answers of a request; those of a failed request have no tokens.
 
         Raises:
-            ServerError, EngineAnswerError: the server has never answered well, no longer does, or a setting is wrong.
+            ServerError, EngineAnswerError: the server has never given a valid answer, keeps failing, or a setting is
+                wrong.
         """
         try:
             sequences = self._sequences(answers, future.result())
         except (ServerUnavailableError, EngineAnswerError) as error:
             self._failed += 1
-            # A remedy says that a setting is wrong: the next request would fail, too.
+            # An error with a `help` means a wrong setting: the next request would fail, too.
             of_settings = isinstance(error, EngineAnswerError) and error.help
             if not self._answers_well or of_settings or self._failed > 2 * self._settings.max_concurrent:
                 raise
@@ -280,7 +281,7 @@ class ServerEngine(QueuedEngine):
                 done += self._take(None)
         elif mode == "abort":
             for future, answers in self._running.items():
-                # Answers already received count; the others are dropped.
+                # Received answers are kept; the others are dropped.
                 if future.cancel():
                     done += [answer.sequence() for answer in answers]
                 else:
@@ -293,14 +294,14 @@ class ServerEngine(QueuedEngine):
         return done
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
-        """See `Engine`: write them to a folder, and let the server read it. Nothing may be running.
+        """See `Engine`: write the weights to a folder, which the server then reads. Nothing may be running.
 
         Raises:
-            ValueError: the server takes no weights, or a name or a shape is not the model's.
+            ValueError: there is no `weights_dir`, answers are running, or a name or shape is not the model's.
         """
         settings = self._settings
         if settings.weights_dir is None:
-            raise ValueError("this server takes no weights: there is no `rollout.server.weights_dir`")
+            raise ValueError("this server takes no weights: there is no `rollout.engine_options.weights_dir`")
         if self._running:
             raise ValueError(f"{self._in_flight} answers are in progress: pause the engine first")
         from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - a part has no type
@@ -336,12 +337,12 @@ class ServerEngine(QueuedEngine):
 
 
 def _fields(value: object) -> Mapping[str, Any]:
-    """Return an object of an answer in JSON; none of its fields where it is something else."""
+    """Return a JSON object; for any other value, an empty one."""
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def _token_ids(texts: object) -> list[int]:
-    """Return token ids that came as texts, `token_id:7`; none where one is something else."""
+    """Return token ids from texts such as `token_id:7`; an empty list if any text differs."""
     listed = cast("list[Any]", texts) if isinstance(texts, list) else []
     matches = [_TOKEN_TEXT.fullmatch(text) if isinstance(text, str) else None for text in listed]
     return [int(match[1]) for match in matches if match] if all(matches) else []
@@ -351,14 +352,14 @@ def _token(settings: ServerSettings) -> str:
     """Return the token of the server; empty if none is configured.
 
     Raises:
-        ConfigError: the variable is not set.
+        ConfigError: the environment variable is not set.
     """
     if settings.token_env is None:
         return ""
     token = os.environ.get(settings.token_env, "")
     if not token.strip():
         raise ConfigError(
-            f"`rollout.server.token_env` names `{settings.token_env}`, which is not set in the rollout worker",
+            f"`rollout.engine_options.token_env` names `{settings.token_env}`, which is not set in the rollout worker",
             help=f"set it where rlinf starts, and add it to `cluster.forward_env: [{settings.token_env}]`",
         )
     return token.strip()

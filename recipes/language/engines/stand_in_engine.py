@@ -1,6 +1,6 @@
-"""The engine of a rehearsal: it draws nothing, and its answers are as long as a run recorded.
+"""The engine of a rehearsal, which samples nothing: its answers are as long as a run recorded.
 
-Its steps take their time as all timed calls of a process that rehearses, see `pacing`.
+`pacing` gives its steps their duration, as for all timed calls in a rehearsal.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from recipes.language.models.fingerprint import Fingerprint
 from rlinf_core.process import pacing
 from rlinf_core.worker.timer import timer
 
-# The phase of a record that has tokens of answers, and that of an engine's steps, which callers of `step` time.
+# The recorded phase of answer lengths, and that of engine steps, which callers of `step` time.
 _ANSWER: Final = "answer"
 _STEP: Final = "engine/step"
 
 
 class _Row(NamedTuple):
-    """An answer under way: its tokens in the end, and the versions of those so far."""
+    """A running answer: its final length, and the versions of its tokens so far."""
 
     answer: QueuedAnswer
     length: int
     versions: list[int]
 
     def drawn(self, reason: FinishReason = "length") -> Answer:
-        """Return the answer as it comes back."""
+        """Return the answer in the form that callers get."""
         count = len(self.versions)
         tokens = tuple(islice(cycle(self.answer.request.prompt), count))
         return self.answer.sequence(tokens, (-1.0,) * count, tuple(self.versions), reason)
 
 
 class StandInEngine(QueuedEngine):
-    """An engine whose answers repeat their prompts, and are as long as recorded.
+    """An engine whose answers repeat their prompts and are as long as recorded.
 
     Args:
-        whole: whether an answer has all tokens that it may have: its length is chosen by who asks.
+        whole: whether every answer has `max_new_tokens`, so that the caller chooses its length.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -91,7 +91,7 @@ class StandInEngine(QueuedEngine):
         return done
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
-        """See `Engine`: any weights are taken, and read as an engine reads them."""
+        """See `Engine`: accept any weights, and read them as an engine does."""
         digest = Fingerprint()
         keeps = isinstance(tensors, ArrivingTensors) and tensors.may_keep
         for name, value in tensors:

@@ -1,4 +1,4 @@
-"""vLLM behind the interface of engines: the real engine, in this process."""
+"""vLLM behind the engine interface, in this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_ANSWERS = 256
 
 @dataclass(slots=True)
 class _Running:
-    """An answer that vLLM is drawing."""
+    """A running answer with its tokens so far."""
 
     answer: Answer
     tokens: list[int] = field(default_factory=list[int])
@@ -43,26 +43,26 @@ class _Running:
 
 
 class VllmEngine(QueuedEngine):
-    """Generates with vLLM. Its scheduler runs in this process, so that weights can change between two steps.
+    """An engine that uses vLLM, whose scheduler runs in this process, so that weights can change between steps.
 
-    Answers that share a prompt find it in vLLM's prefix cache, which is emptied when weights change: frozen answers are
-    then computed again, under the new weights, up to where they were.
+    Answers to one prompt share it in vLLM's prefix cache. New weights empty the cache, and vLLM recomputes the keys and
+    values of frozen answers under them.
 
     Args:
-        folder: the folder of the model, as transformers reads it.
+        folder: the folder of the model, in transformers' format.
         dtype: the type of the weights.
         stop_token_ids: tokens that end every answer.
-        decode: text of token ids, needed for `SamplingParams.stop`.
-        max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: what fits.
-        max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
-        adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
-        adapter_rank: the rank of the adapter; 0: none is loaded.
-        temperature: the temperature of most requests. 1, the default, lets `top_k`, `top_p` and `min_new_tokens` be
-            used: vLLM gives log-probabilities either before it looks at any of them, or after all.
-        tensor_parallel_size: GPUs that share the model.
-        gpu_memory_utilization: share of a GPU's memory that vLLM takes.
+        decode: returns the text of token ids; needed for `SamplingParams.stop`.
+        max_running_tokens: the maximum prompt and answer tokens of all running answers; 0: as many as fit.
+        max_sequence_tokens: the maximum length of prompt and answer together; 0: the model's positions.
+        adapter_scale: alpha / rank of LoRA adapters to load.
+        adapter_rank: the rank of adapters to load; 0: no adapter.
+        temperature: the temperature of most requests. Only 0 and 1 allow `top_k`, `top_p` and `min_new_tokens`, as vLLM
+            gives log-probabilities either before temperature and truncation or after both.
+        tensor_parallel_size: the number of GPUs that share the model.
+        gpu_memory_utilization: the share of a GPU's memory that vLLM reserves.
         options: further arguments of `vllm.LLM`.
-        owner: the worker whose engine this is, as in `RolloutGroup:0`, for errors.
+        owner: the worker that owns the engine, such as `RolloutGroup:0`, for errors.
 
     Raises:
         ConfigError: vllm is not installed, or cannot load the model.
@@ -140,7 +140,7 @@ class VllmEngine(QueuedEngine):
     # Requests
 
     def _begin(self) -> None:
-        """Hand vLLM the answers that there is room for."""
+        """Submit the waiting answers that fit to vLLM."""
         reserved = self._reserved
         for answer in self._queue.admit(reserved):
             request = answer.request
@@ -157,15 +157,15 @@ class VllmEngine(QueuedEngine):
             self._prompted += len(request.context)
 
     def _lora_request(self, request: Request) -> Any:
-        """Return vLLM's reference to the adapter of a request; None: it has none."""
+        """Return vLLM's reference to the adapter of a request; None: no adapter."""
         return None if self._adapter is None else self._adapter.request
 
     def _further_params(self, request: Request, sample: int) -> dict[str, Any]:
-        """Return arguments of vLLM's `SamplingParams` besides those that follow from a request's parameters."""
+        """Return arguments of vLLM's `SamplingParams` beyond the parameters of a request; subclasses add theirs."""
         return {"logprobs": 0}
 
     def _see(self, answer: Answer, output: Any) -> None:
-        """Look at what vLLM has drawn of an answer in one step."""
+        """Inspect the output of vLLM for an answer in one step; a hook for subclasses."""
 
     def _params(self, request: Request, sample: int) -> Any:
         params, begun = request.params, len(request.begun.tokens)
@@ -176,7 +176,8 @@ class VllmEngine(QueuedEngine):
             max_tokens=params.max_new_tokens - begun,
             min_tokens=max(0, params.min_new_tokens - begun),
             stop_token_ids=[*self._stop_token_ids, *params.stop_token_ids],
-            # Seeded by this answer alone, so that its tokens do not depend on the batch; reseeded after a resume.
+            # Derive the seed from this answer alone, so that its tokens do not depend on the batch; it changes on
+            # resumption.
             seed=stream_key(prompt_key(params.seed, request.context), sample) >> 1,
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
@@ -189,7 +190,7 @@ class VllmEngine(QueuedEngine):
     # Steps
 
     def step(self) -> list[Sequence]:
-        """See `Engine`: begin the answers that fit, and let vLLM take a step.
+        """See `Engine`: start the answers that fit, and let vLLM take a step.
 
         Raises:
             WorkerDiedError: vLLM's engine is dead.
@@ -224,15 +225,16 @@ class VllmEngine(QueuedEngine):
                 ended.append(running.answer.sequence(failure=NOT_FINITE))
             else:
                 ended.append(running.sequence(reason or _reason(completion.finish_reason), completion.finish_reason))
-            # Prompt tokens count as prefilled when their answer ends.
+            # Count prompt tokens as prefilled when the answer ends.
             self._prefilled += len(running.answer.request.context) - (output.num_cached_tokens or 0)
         return ended
 
     def _failed(self, error: Exception) -> list[Sequence]:
-        """Return the running answers, which were not drawn, so that they are drawn again.
+        """Return the running answers as failed after vLLM raised an error, so that they are sampled again.
 
         Raises:
-            WorkerDiedError: vLLM's engine is dead: a new one begins at the last checkpoint (`runner.max_restarts`).
+            WorkerDiedError: vLLM's engine is dead; a new worker resumes from the last checkpoint
+                (`runner.max_restarts`).
         """
         names = {kind.__name__ for kind in type(error).__mro__}
         if "EngineDeadError" in names or (isinstance(error, RuntimeError) and str(error).startswith("Executor failed")):
@@ -245,9 +247,9 @@ class VllmEngine(QueuedEngine):
         return [one.answer.sequence(failure=why) for one in running]
 
     def _append(self, running: _Running, completion: Any) -> FinishReason | None:
-        """Append sampled tokens, and return `stop` if they complete a stop text; the rest is cut off.
+        """Append sampled tokens, and return `stop` at the token that completes a stop text; the rest is cut off.
 
-        Of weights that are not finite, vLLM draws any token: `aborted` then.
+        Return `aborted` for a log-probability that is not finite: vLLM samples any token if weights are not.
         """
         params = running.answer.request.params
         for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
@@ -277,9 +279,9 @@ class VllmEngine(QueuedEngine):
         return done
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
-        """See `Engine`. Of weights of the whole model, one at a time is held beside those of vLLM.
+        """See `Engine`. A weight of the whole model is held beside vLLM's only while it is loaded.
 
-        vLLM adds an adapter itself; one that it cannot take is merged into the weights of the model's folder.
+        vLLM adds an adapter itself if it supports it; else the adapter is merged into the folder's weights.
         """
         self._check_awake("weights")
         digest = Fingerprint()
@@ -294,18 +296,18 @@ class VllmEngine(QueuedEngine):
                 named = dict(tensors)
                 shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
                 tensors = ArrivingTensors(shapes, iter(named.items()))
-            # All is looked at before anything is changed.
+            # Check all shapes before anything changes.
             self._folder.check(tensors.shapes)
             self._reload(_noted(tensors, digest))
-        # Keys and values of other weights must not be found; answers that run are computed again.
+        # Clear keys and values of the old weights; running answers are recomputed.
         if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not clear its prefix cache")
         self._version = version
         return digest.text()
 
     def _reload(self, named: Iterator[tuple[str, Tensor]]) -> None:
-        """Hand vLLM all weights."""
-        # Processes that share a model are sent a list; this one alone can take weights one by one.
+        """Load all weights into vLLM."""
+        # Several processes need a list; a single one takes weights one by one.
         iterator = named if self._processes == 1 else list(named)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
 
@@ -353,7 +355,7 @@ class VllmEngine(QueuedEngine):
 
 
 def _noted(tensors: Iterable[tuple[str, Tensor]], digest: Fingerprint) -> Iterator[tuple[str, Tensor]]:
-    """Yield named tensors, and add each to a fingerprint on its way."""
+    """Yield named tensors, and add each to a checksum."""
     for name, tensor in tensors:
         digest.add(name, tensor)
         yield name, tensor
@@ -366,10 +368,10 @@ def _reason(reason: str) -> FinishReason:
 
 
 def _vllm() -> Any:
-    """Return the package, configured to run in this process and without usage reports.
+    """Return the package `vllm`, configured to run in this process without usage reports.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the package is not installed.
     """
     for name, value in (
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
@@ -380,7 +382,7 @@ def _vllm() -> Any:
     ):
         os.environ.setdefault(name, value)
     if not torch.cuda.is_available():
-        # Compiling the few functions that run without `enforce_eager` takes longer than it gains on a CPU.
+        # On a CPU, compiling the few functions that `enforce_eager` leaves takes longer than it saves.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     try:
         import vllm  # pyright: ignore[reportMissingImports] - optional

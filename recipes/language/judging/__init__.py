@@ -1,1 +1,1 @@
-"""Scores of answers by a model, which workers of their own hold, and the scorer that a file asks for."""
+"""Scoring of answers by a judge model in separate workers, and the choice of a job's scorer."""

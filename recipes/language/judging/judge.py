@@ -1,4 +1,4 @@
-"""A model that judges answers, with its engine; and the scorers of reward workers that ask one."""
+"""The judge model with its engine, and the scorers of reward workers, including those that ask a judge."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from recipes.language.engines.registry import make_engine
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
+from recipes.language.rewards.functions import finite
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Scorer, StandInScorer
 from recipes.language.templates.chat_template import TemplateRefusalError
 from rlinf_core import Channel
@@ -31,21 +32,21 @@ from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import FirstContact
 from rlinf_core.suggest import excerpt
 
-# Replies to one answer that are drawn before the right answer is judged instead, to see whether the judge judges.
+# After this many replies without a verdict, the judge gets the right answer instead, to test whether it works.
 _TRIES: Final = 2
-# A greedy reply without a verdict would be drawn again as it was.
+# The temperature of a second try: repeating a greedy reply would give the same reply.
 _SECOND_TEMPERATURE: Final = 1.0
 _SHOWN: Final = 120
 
 
 class Judge:
-    """A model that judges answers, with its engine.
+    """The judge model with its engine.
 
     Args:
-        config: the whole file.
-        device: where the model is.
-        contact: keeps what it is compared with.
-        owner: the worker whose engine it is, for errors.
+        config: the whole configuration.
+        device: the device of the model.
+        contact: the start-up checks to which the engine's check is added.
+        owner: the worker that owns the engine, for errors.
 
     Raises:
         ConfigError: the model or the verdict's function cannot be loaded, or the engine's package is missing.
@@ -54,29 +55,30 @@ class Judge:
     def __init__(
         self, config: LanguageConfig, device: torch.device, contact: FirstContact | None = None, owner: str = "judge"
     ) -> None:
-        judge, job = config.judge, judge_job(config)
+        asked, job = config.reward.judging, judge_job(config)
         tokenizer = make_tokenizer(job.actor)
         self._encoder = PromptEncoder(
             tokenizer,
-            apply_chat_template=judge.apply_chat_template,
-            system_prompt=judge.system_prompt,
-            template_arguments=judge.chat_template_kwargs,
+            apply_chat_template=asked.apply_chat_template,
+            system_prompt=asked.system_prompt,
+            template_arguments=asked.chat_template_kwargs,
         )
-        self._template = judge.template or TEMPLATES[judge.verdict]
-        self._verdict = verdict_rule(judge.verdict)
-        self._params = SamplingParams(temperature=judge.temperature, max_new_tokens=judge.max_new_tokens)
-        self._room = judge.seq_length - judge.max_new_tokens
-        self.engine = make_engine(job, tokenizer, stop_token_ids(tokenizer, judge.model_path), device, contact, owner)
-        # Requests that are being judged, by the engine's name for them: how often each was tried, and why in vain.
+        self._template = asked.template or TEMPLATES[asked.verdict]
+        self._verdict = verdict_rule(asked.verdict)
+        self._params = SamplingParams(temperature=asked.temperature, max_new_tokens=asked.max_new_tokens)
+        self._stops = stop_token_ids(tokenizer, config.judge.model_path)
+        self.engine = make_engine(job, tokenizer, self._stops, device, contact, owner)
+        self._room = min(asked.seq_length, self.engine.longest or asked.seq_length) - asked.max_new_tokens
+        # Open requests by their engine id, each with its number of tries and the reason of the last failed try.
         self._open: dict[str, tuple[JudgeRequest, int, str]] = {}
 
     def submit(self, requests: Iterable[JudgeRequest]) -> list[tuple[JudgeRequest, JudgeReply]]:
-        """Begin to judge answers, and return those that cannot be asked about."""
+        """Start judging answers, and return the replies to those that the judge cannot be asked about."""
         refused: list[tuple[JudgeRequest, JudgeReply]] = []
         for request in requests:
             tokens = self._encoded(request, without_thought(request.text))
             if isinstance(tokens, str):
-                # An answer that is too long is its own fault; a question that is too long without one is not.
+                # The answer is at fault if the question alone would fit.
                 fits = not isinstance(self._encoded(request, ""), str)
                 refused.append((request, JudgeReply(request.number, None, tokens, works=fits)))
                 continue
@@ -86,7 +88,7 @@ class Judge:
         return refused
 
     def _encoded(self, request: JudgeRequest, text: str) -> tuple[int, ...] | str:
-        """Return the tokens that ask about an answer; or why the judge cannot be asked."""
+        """Return the tokens of the judge's prompt, or the reason why it cannot be asked."""
         asked = filled(self._template, prompt=request.prompt, answer=request.answer, text=text)
         try:
             tokens = self._encoder.encode(Problem(prompt=asked, answer=""))
@@ -97,7 +99,7 @@ class Judge:
         return tuple(tokens)
 
     def read(self, answers: Iterable[Answer]) -> list[tuple[JudgeRequest, JudgeReply]]:
-        """Return the verdicts in replies that ended; those that have none are drawn again."""
+        """Return the verdicts of finished replies; a reply without a verdict is sampled again."""
         replies: list[tuple[JudgeRequest, JudgeReply]] = []
         for answer in answers:
             request, tries, earlier = self._open.pop(answer.request_id)
@@ -119,14 +121,14 @@ class Judge:
         return replies
 
     def _read(self, answer: Answer) -> tuple[float | None, str]:
-        """Return the verdict of a reply, and what it says or why it has none."""
+        """Return the verdict of a reply and its text, or None and the reason."""
         if answer.failed:
             return None, f"the judge's engine failed: {answer.failure}"
-        text = self._encoder.text(answer.tokens)
+        text = self._encoder.text(answer.tokens, self._stops)
         try:
             right = self._verdict(text)
         except Exception as error:  # noqa: BLE001 - a function of the user's
-            return None, f"`judge.verdict` failed: {type(error).__name__}: {error}"
+            return None, f"`reward.options.verdict` failed: {type(error).__name__}: {error}"
         shown = excerpt(text[-_SHOWN:], _SHOWN)
         if right is None:
             return None, f"the judge gave no verdict: `{shown}`"
@@ -135,7 +137,7 @@ class Judge:
         return right, f"judge: `{shown}`"
 
     def results(self, requests: Sequence[JudgeRequest]) -> Iterator[JudgeReply]:
-        """Judge answers, and yield their verdicts as they come."""
+        """Judge answers, and yield verdicts as they arrive."""
         for _, reply in self.submit(requests):
             yield reply
         while self._open:
@@ -143,11 +145,11 @@ class Judge:
                 yield reply
 
 
-# From the text of a judge to a number from 0 to 1; None where there is no verdict in it.
+# Maps the text of a judge to a number from 0 to 1; None: no verdict.
 VerdictRule = Callable[[str], float | None]
 
 _CORRECT: Final = re.compile(r"verdict\W*\b(correct|incorrect)\b", re.IGNORECASE)
-_SCORE: Final = re.compile(r"score\W*?(\d+(?:\.\d+)?)(?![\d.]*\d)", re.IGNORECASE)
+_SCORE: Final = re.compile(r"score\W*?(?<![-\u2212])(\d+(?:\.\d+)?)(?![\d.]*\d)", re.IGNORECASE)
 _HIGHEST: Final = 10.0
 _PLACE: Final = re.compile(r"\{(prompt|answer|text)\}")
 _CASE: Final = """\
@@ -172,7 +174,7 @@ TEMPLATES: Final[Mapping[str, str]] = {
 
 
 def filled(template: str, *, prompt: str, answer: str, text: str) -> str:
-    """Return the prompt of a judge; places that stand in what is filled in remain as they are."""
+    """Return a template with its placeholders filled in; placeholders within the values stay."""
     values = {"prompt": prompt, "answer": answer, "text": text}
     return _PLACE.sub(lambda place: values[place[1]], template)
 
@@ -190,10 +192,10 @@ def score(text: str) -> float | None:
 
 
 def verdict_rule(name: str) -> VerdictRule:
-    """Return the rule of `judge.verdict`: `correct`, `score`, or a user's function.
+    """Return the rule of `reward.options.verdict`: `correct`, `score`, or a user's function.
 
     Raises:
-        ConfigError: the function cannot be imported, or called.
+        ConfigError: the function cannot be imported or is not callable.
     """
     if ":" not in name:
         return {"correct": correct, "score": score}[name]
@@ -201,7 +203,7 @@ def verdict_rule(name: str) -> VerdictRule:
 
     def checked(text: str) -> float | None:
         value: Any = function(text)
-        return None if value is None else float(value)
+        return None if value is None else finite("verdict", value)
 
     return checked
 
@@ -210,13 +212,13 @@ Ask = Callable[[Sequence[JudgeRequest]], Iterable[JudgeReply]]
 
 
 class JudgeScorer:
-    """Scores answers by asking judges; a `Scorer` by another name.
+    """A scorer that asks judges, with the interface of `Scorer`.
 
     Args:
-        ask: sends requests, and returns the replies to all of them, in any order.
-        sender: rank of this reward worker.
-        correct: reward of a right answer.
-        incorrect: reward of a wrong one.
+        ask: sends requests, and returns all replies, in any order.
+        sender: the rank of this reward worker.
+        correct: the reward of a right answer.
+        incorrect: the reward of a wrong answer.
     """
 
     convention = ""
@@ -232,14 +234,14 @@ class JudgeScorer:
         self._ask = ask
         self._sender = sender
         self._rewards = incorrect, correct
-        # A worker that is started again in the place of another may still get the verdicts which that one asked for.
+        # Start at a random number: a restarted worker may still receive verdicts that its predecessor asked for.
         self._asked = secrets.randbelow(1 << 60)
 
     def start(self) -> None:
-        """Return: judges load their models themselves."""
+        """Do nothing: judges load their models themselves."""
 
     def score_all(self, items: Sequence[Item]) -> list[Score]:
-        """Return the rewards of answers; one without a verdict is wrong where the judge can judge another one."""
+        """Return the scores of answers; one without a verdict is wrong if the judge otherwise works."""
         first = self._asked
         self._asked += len(items)
         requests = [
@@ -257,14 +259,14 @@ class JudgeScorer:
         return Score(incorrect + reply.right * (correct - incorrect), reply.reason, correct=reply.right >= 1)
 
     def close(self) -> None:
-        """Return: judges end by themselves."""
+        """Do nothing: judges end by themselves."""
 
 
 def ask_judges(channel: Channel, rank: int, judges: int, requests: Sequence[JudgeRequest]) -> Iterator[JudgeReply]:
-    """Yield the replies to requests of a reward worker, which are dealt to all workers of the group `judge`.
+    """Distribute requests of a reward worker over the group `judge`, and yield the replies.
 
     Args:
-        channel: the channel to them and back.
+        channel: the channel to the judges and back.
         rank: the rank of the reward worker.
         judges: the number of judges.
         requests: the requests.
@@ -283,11 +285,11 @@ def ask_judges(channel: Channel, rank: int, judges: int, requests: Sequence[Judg
 
 
 def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -> AnswerScorer:
-    """Return the scorer of `reward.reward_type`; in a rehearsal, its stand-in.
+    """Return the scorer of `reward.reward_type`; in a rehearsal, a stand-in.
 
     Args:
-        config: the whole file.
-        ask: makes what asks the judges, where there are any.
+        config: the whole configuration.
+        ask: makes the function that asks the judges, if there are judges.
         rank: the rank of this reward worker.
     """
     reward, data = config.reward, config.data
@@ -299,7 +301,7 @@ def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -
     if data.type == "reasoning_gym":
         settings = {"task": data.task, "task_config": data.task_config}
     elif reward.reward_type == PROGRAMS:
-        settings = {"memory": reward.program_memory_mib << 20}
+        settings = {"memory": reward.program.program_memory_mib << 20}
     return Scorer(
         reward.reward_type,
         correct=reward.correct_reward,

@@ -1,4 +1,4 @@
-"""Advantages of answer tokens, by the functions that `algorithm.adv_type` names."""
+"""Advantages of answer tokens, computed by the function that `algorithm.adv_type` names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import undrawn
 from recipes.training.typed_tensors import integers
 from rlinf_core import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.advantages import AdvantageFunction, estimate
@@ -23,22 +24,33 @@ def token_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the advantage of each answer token, and the value targets.
 
-    An answer is a trajectory whose steps are its tokens, and the segments of one that branched follow each other. Its
-    reward, less what came before, comes with the last token that is trained on; those that are not, which the policy
-    did not draw, do not count.
+    An answer is a trajectory whose steps are its tokens; the segments of a branched trajectory are concatenated. The
+    reward, less the step rewards, comes with the last trained token. Untrained tokens, which the policy did not draw,
+    do not count.
 
     Args:
-        batch: whole groups, their members next to each other.
-        function: the function of the registry of advantages.
+        batch: complete groups with adjacent members; none on a rank without answers.
+        function: the registered advantage function.
         settings: the settings of the function.
-        values: float [A], of the state before each token; None without a critic.
-        kl: float [A], divergence from the reference, to be taken off the rewards; None: none.
+        values: float [A], value of the state before each token; None without a critic.
+        kl: float [A], KL divergence from the reference, to subtract from the rewards; None: none.
 
     Returns:
-        float32 [A], and the same or None.
+        advantages, float32 [A], and value targets, float32 [A] or None.
     """
     if not len(batch):
-        return torch.empty(0), None
+        # The function may sum over ranks, so each rank calls it: here for a group of untrained tokens.
+        size = settings.group_size
+        nothing = RolloutBatch.of([undrawn((0,), (0,), (False,), sample=n) for n in range(size)], 0, [0.0] * size)
+        zeros = torch.zeros(size)
+        advantages, returns = token_advantages(
+            nothing,
+            function,
+            settings,
+            values=None if values is None else zeros,
+            kl=None if kl is None else zeros,
+        )
+        return advantages[:0], None if returns is None else returns[:0]
     first, segments = batch.trajectories
     of_segment = torch.arange(len(first)).repeat_interleave(segments)
     lengths = torch.zeros_like(first).index_add(0, of_segment, batch.answer_lengths)
@@ -46,7 +58,7 @@ def token_advantages(
     inside = steps < lengths[None]
 
     def by_time(tokens: Tensor) -> Tensor:
-        """Lay values of tokens, [A], as [T, n]."""
+        """Return values of tokens, [A], as [T, n], padded with zeros."""
         laid = torch.zeros(inside.T.shape, dtype=tokens.dtype).masked_scatter(inside.T, tokens)
         return laid.T.contiguous()
 
@@ -74,7 +86,7 @@ def token_advantages(
 
 
 def _group_sizes(batch: RolloutBatch, whole: int) -> list[int] | None:
-    """Return the trajectories of each group, if some groups have lost members; None if all are complete."""
+    """Return the number of trajectories of each group, if some groups lost members; None if all are complete."""
     first, _ = batch.trajectories
     sizes = [len(list(members)) for _, members in groupby(integers(batch.groups[first]))]
     return None if all(size == whole for size in sizes) else sizes

@@ -1,4 +1,4 @@
-"""Updates of policies and values from answers, in packed micro-batches; the same on every rank, whatever its share."""
+"""Updates of policies and values from answers, in packed micro-batches, in step on every rank."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Targets = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """The settings by which a learner goes over a batch.
+    """Settings of a learner.
 
     Attributes:
-        minibatches: optimizer steps of one pass.
-        epochs: passes over the answers of a training step.
-        max_tokens: packed tokens of one forward and backward pass; an answer with its prompt above it is one by itself.
-        max_answers: answers of one forward and backward pass at most; None: any number.
-        longest: most tokens that an answer may have; None: as many as the longest of a batch.
-        masks: whether the model takes rows with a mask, see `RowLayout`.
-        temperature: the temperature that answers were sampled at.
-        clip_grad: largest norm of a gradient; 0: any.
-        skip_nonfinite: leave an update with a loss or gradient that is not finite out, instead of raising.
-        leave_out: whether the loss has no gradient where advantages are 0, so that such answers need no pass.
+        minibatches: the number of optimizer steps of one pass.
+        epochs: the number of passes over the answers of a training step.
+        max_tokens: the maximum packed tokens of a micro-batch; a longer answer is a micro-batch by itself.
+        max_answers: the maximum answers of a micro-batch; None: no limit.
+        longest: the maximum tokens of an answer; None: the longest of a batch.
+        masks: whether the model accepts rows with a mask, see `RowLayout`.
+        temperature: the sampling temperature of the answers.
+        clip_grad: the maximum norm of gradients; 0: no limit.
+        skip_nonfinite: whether to skip an update with a loss or gradient that is not finite, instead of raising.
+        leave_out: whether zero advantages give no gradient, so that answers with them need no pass.
     """
 
     minibatches: int = 1
@@ -62,12 +62,12 @@ class TokenTargets:
 
     Attributes:
         advantages: the advantage of each token.
-        old_logprobs: the log-probabilities of the policy that ratios are taken against.
-        ref_logprobs: the log-probabilities of the reference model; None: no divergence in the loss.
-        behaviour_logprobs: the log-probabilities of the policy that drew the tokens, where that is another one; None
-            else.
-        comparable: bool [A], which tokens were drawn by the weights that the policy has before the update; those get
-            into `LanguageLearner.differences`. None: not asked for.
+        old_logprobs: the log-probabilities in the denominator of ratios.
+        ref_logprobs: the log-probabilities of the reference model; None: no KL divergence in the loss.
+        behaviour_logprobs: the log-probabilities of the policy that drew the tokens, if it is not that of
+            `old_logprobs`.
+        comparable: bool [A], whether the weights before the update drew the token, for `LanguageLearner.differences`;
+            None: no comparison.
     """
 
     advantages: Tensor
@@ -77,20 +77,20 @@ class TokenTargets:
     comparable: Tensor | None = None
 
     def as_dict(self) -> dict[str, Tensor]:
-        """Return those that exist, by name."""
+        """Return the targets that are not None, by name."""
         names = ("advantages", "old_logprobs", "ref_logprobs", "behaviour_logprobs", "comparable")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class AnswerLearner(ABC):
-    """Takes optimizer steps on answers.
+    """A learner that takes optimizer steps on answers.
 
     Args:
-        strategy: the model, as it is spread over the ranks that share every batch.
+        strategy: the model, spread over the ranks that share every batch.
         optimizer: the optimizer of its weights.
         loss_settings: the settings of the loss.
-        settings: how batches are gone over.
-        device: where the model is.
+        settings: the settings of the learner.
+        device: the device of the model.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AnswerLearner(ABC):
         self._loss_settings = loss_settings
         self._settings = settings
         self._device = device
-        # Optimizer steps of the present training step.
+        # The number of optimizer steps taken in the current training step.
         self._updates = 0
         self._micro = MicroBatches(
             strategy,
@@ -152,21 +152,21 @@ class AnswerLearner(ABC):
         return figures
 
     def _check_reached(self, batch: RolloutBatch, where: str) -> None:  # noqa: B027 - the loss of values leaves none out
-        """Refuse, after the first step, a loss that leaves out what it was to train."""
+        """Raise an error after the first step if the loss does not reach weights that it should train."""
 
     @abstractmethod
     def _loss_of(self, rows: PackedRows, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
         """Return the loss of a micro-batch.
 
         Args:
-            rows: its answers.
-            lengths: int64 [n], tokens of each.
-            targets: [n, longest answer], zero after the end of each answer, with a bool `mask` of what is trained.
+            rows: the answers of the micro-batch.
+            lengths: int64 [n], tokens of each answer.
+            targets: [n, longest answer], zero after the end of each answer, with a bool `mask` of trained tokens.
             totals: see `LossInputs`.
         """
 
     def _minibatches(self, batch: RolloutBatch, seed: int) -> Iterator[list[int]]:
-        """Yield this rank's answers of each optimizer step; none where all of them are other ranks'."""
+        """Yield this rank's answers of each optimizer step, possibly none."""
         rows: list[list[int]] = [[] for _ in range(self._settings.minibatches)]
         for row, number in enumerate(integers(batch.minibatches)):
             rows[number].append(row)
@@ -174,11 +174,12 @@ class AnswerLearner(ABC):
             yield rows[number]
 
     def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
-        """Return the answers whose loss depends on the weights; the others need no pass."""
+        """Return the answers whose loss depends on the weights, as others need no pass."""
         return rows
 
     def _totals(self, batch: RolloutBatch, rows: list[int], active: list[int]) -> dict[str, Tensor]:
-        """Return the denominators of losses and of metrics over all ranks, averaged by rank; metrics count `active`."""
+        """Return the denominators of losses and metrics, summed over ranks and divided by their number; metrics count
+        `active`."""
         how = self._loss_settings.loss_agg_func
         mask = padded(batch.trained, batch.answer_lengths)
         totals: list[Tensor] = []
@@ -204,17 +205,17 @@ class AnswerLearner(ABC):
 
 
 class LanguageLearner(AnswerLearner):
-    """Improves a policy.
+    """A learner of policies.
 
     Args:
         policy: the model.
-        loss: the loss by `algorithm.loss_type`.
+        loss: the loss function of `algorithm.loss_type`.
         strategy, optimizer, loss_settings, settings, device: see `AnswerLearner`.
 
     Attributes:
-        differences: float32 [m], log-probabilities by the weights before the last `train` less `old_logprobs`, of
-            those tokens of the first optimizer step that are `comparable`.
-        learned: share of the last batch's answers that were passed through, over which metrics are means.
+        differences: float32 [m], log-probabilities by the weights before the last `train` minus `old_logprobs`, for the
+            `comparable` tokens of its first optimizer step.
+        learned: the share of the last batch's answers that had a pass; metrics are means over them.
     """
 
     def __init__(
@@ -234,7 +235,7 @@ class LanguageLearner(AnswerLearner):
         self._loss = loss
 
     def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int, step: int = 0) -> Figures:
-        """Learn from a batch, and return metrics of all micro-batches. All ranks call it together.
+        """Learn from a batch, and return metrics of all micro-batches. Collective: all ranks call it together.
 
         Args:
             batch: this rank's answers; whole groups.
@@ -250,7 +251,7 @@ class LanguageLearner(AnswerLearner):
         return self._learn(batch, targets.as_dict(), seed, step)
 
     def evaluate(self, batch: RolloutBatch) -> Tensor:
-        """Return the log-probabilities of a batch's answer tokens, float32 [A], on the CPU. All ranks call it."""
+        """Return the log-probabilities of answer tokens, float32 [A], on the CPU. Collective: all ranks call it."""
         temperature = self._settings.temperature
 
         def logprobs(rows: PackedRows) -> Tensor:
@@ -260,8 +261,8 @@ class LanguageLearner(AnswerLearner):
         return self._micro.evaluate(batch, logprobs)
 
     def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
-        """See `AnswerLearner`. Under a policy loss alone, answers with advantages of 0 add nothing, such as those of a
-        group in which all or none are right.
+        """See `AnswerLearner`. Without KL or entropy terms, answers with zero advantages have no gradient, such as
+        those of a group in which all or none are right.
         """
         if not self._settings.leave_out or "ref_logprobs" in targets or self._loss_settings.entropy_bonus:
             return rows
@@ -269,7 +270,7 @@ class LanguageLearner(AnswerLearner):
         return [row for row in rows if weights[row] != 0]  # NaN is found in the pass
 
     def _check_reached(self, batch: RolloutBatch, where: str) -> None:
-        """See `AnswerLearner`. A model's tensors that no token depends on, such as those of pictures, do not count."""
+        """See `AnswerLearner`. Tensors that no token depends on, such as those for images, do not count."""
         names = self._updater.untouched()
         if names is None or not self._strategy.reduce_max(len(names)):
             return
@@ -306,10 +307,10 @@ class LanguageLearner(AnswerLearner):
 
 
 class ValueLearner(AnswerLearner):
-    """Learns the values of the states before answer tokens."""
+    """A learner of the values of the states before answer tokens."""
 
     def evaluate(self, batch: RolloutBatch) -> Tensor:
-        """Return the value before each answer token of a batch, float32 [A], on the CPU. All ranks call it."""
+        """Return the value before each answer token, float32 [A], on the CPU. Collective: all ranks call it."""
         return self._micro.evaluate(batch, self._strategy.module)
 
     def train(self, batch: RolloutBatch, returns: Tensor, old_values: Tensor, seed: int, step: int = 0) -> Figures:
@@ -317,8 +318,8 @@ class ValueLearner(AnswerLearner):
 
         Args:
             batch: this rank's answers; whole groups.
-            returns: float32 [A], what values learn.
-            old_values: float32 [A], the values before.
+            returns: float32 [A], value targets.
+            old_values: float32 [A], values before the update.
             seed: the seed of the order of optimizer steps; the same on every rank.
             step: the training step, for messages.
         """

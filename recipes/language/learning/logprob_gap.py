@@ -1,7 +1,7 @@
 """The difference of log-probabilities between the engine that drew tokens and the trainer that learns from them.
 
-Both hold the same weights. What rounding explains is small; more means that they are not the same model: another
-precision, another chat template, a temperature that one of them leaves out, weights that did not arrive.
+Both hold the same weights, so rounding explains only small differences. Larger ones mean different models: another
+precision or chat template, a temperature that one of them ignores, or weights that did not arrive.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from recipes.training.typed_tensors import floats
 from rlinf_core import RLinfError
 from rlinf_core.algorithms.loss_inputs import kl_estimate
 
-# Largest difference of one token that rounding explains, by the precision of the weights.
+# The largest difference of one token that rounding explains, in nats, by the precision of the weights.
 GAP_LIMITS: Final[Mapping[str, float]] = {"fp32": 1e-2, "bf16": 1.0, "fp16": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobGap:
-    """Figures of the difference, over all ranks.
+    """Statistics of the difference, over all ranks.
 
     Attributes:
-        mean: the mean of its absolute value.
-        largest: the largest difference of its absolute value.
-        k3: estimate of the divergence of the engine's policy from the trainer's (`algorithms.loss_inputs`).
+        mean: the mean absolute difference.
+        largest: the largest absolute difference.
+        k3: the k3 estimate of the KL divergence of the engine's policy from the trainer's.
         tokens: the number of tokens compared.
     """
 
@@ -47,7 +47,7 @@ class LogprobGap:
         }
 
     def error(self, limit: float, step: int) -> RLinfError:
-        """Return the error that says what is wrong."""
+        """Return the error for a difference beyond `limit`."""
         return RLinfError(
             f"log-probabilities of engine and trainer differ by up to {self.largest:.3g}, more than {limit:g}",
             where=f"step {step}, {self.tokens} tokens, {self.mean:.3g} on average",
@@ -58,12 +58,12 @@ class LogprobGap:
 
 
 def logprob_gap(differences: Tensor, strategy: ParallelStrategy) -> LogprobGap | None:
-    """Return the difference between trainer and engine, over all ranks; None where nothing is compared.
+    """Return the difference between trainer and engine, over all ranks; None if there is no token to compare.
 
-    Collective: all ranks call it together, and get the same.
+    Collective: all ranks call it together, and get the same result.
 
     Args:
-        differences: float [m], log-probabilities of the trainer less those of the engine, of this rank's tokens.
+        differences: float [m], log-probabilities of the trainer minus those of the engine, for this rank's tokens.
         strategy: the ranks.
     """
     differences = differences.double().cpu()

@@ -1,4 +1,4 @@
-"""Micro-batches of answers by tokens, the same number on every rank."""
+"""Micro-batches of answers by tokens, equally many on every rank."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from recipes.training.typed_tensors import integers, pieces
 
 
 class MicroBatches:
-    """Divides a rank's answers into micro-batches, and packs them.
+    """A divider of a rank's answers into packed micro-batches.
 
     Args:
-        strategy: the ranks, which all have as many micro-batches.
-        device: where packed rows are to be.
-        max_tokens: packed tokens of a micro-batch; an answer with its prompt above it is one by itself.
-        masks: whether the model takes rows with a mask, see `RowLayout`.
-        max_answers: answers of a micro-batch at most; None: any number.
+        strategy: the ranks, which get equally many micro-batches.
+        device: the device of packed rows.
+        max_tokens: the maximum packed tokens of a micro-batch; a longer answer is a micro-batch by itself.
+        masks: whether the model accepts rows with a mask, see `RowLayout`.
+        max_answers: the maximum answers of a micro-batch; None: no limit.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class MicroBatches:
         self._max_answers = max_answers
 
     def divide(self, batch: RolloutBatch, rows: list[int]) -> list[list[int]]:
-        """Return answers in micro-batches of similar length; as many on every rank, at least one, some of them empty.
+        """Return answers in micro-batches of similar length, equally many on every rank, at least one; some may be
+        empty.
 
         Collective: all ranks call it together.
         """
@@ -85,9 +86,9 @@ class MicroBatches:
 
 
 def _packed_tokens(batch: RolloutBatch, rows: list[int]) -> int:
-    """Return about how many tokens some answers of one group take in rows: their prompt stands before each few.
+    """Return the approximate tokens of packed answers of one group, where several answers share a copy of the prompt.
 
-    Segments of a trajectory begin with prompts of different lengths; those that are as long are taken for equal.
+    Segments of a trajectory have different prompts; prompts of equal length are taken for equal.
     """
     chosen = torch.tensor(rows)
     lengths, prompts = integers(batch.lengths[chosen]), integers(batch.prompt_lengths[chosen])

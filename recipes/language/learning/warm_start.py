@@ -1,4 +1,5 @@
-"""Initial models, loaded or built with a supervised warm start, with adapters if configured; and their first state."""
+"""Initial models, loaded or built with a supervised warm start, with adapters if configured, and their training
+state."""
 
 from __future__ import annotations
 
@@ -48,12 +49,12 @@ Examples: TypeAlias = Callable[[LanguageConfig, "PreTrainedTokenizerBase"], Sequ
 
 
 class InitialPolicy(NamedTuple):
-    """The model that training begins with.
+    """The initial model of training.
 
     Attributes:
         policy: see `initial_policy`.
-        weights: the weights of the parameters of `policy`, which have no memory: each rank takes its shard; None: they
-            have theirs.
+        weights: the source from which each rank takes its shard, if the parameters of `policy` have no memory; else
+            None.
     """
 
     policy: LanguagePolicy
@@ -71,24 +72,23 @@ def initial_policy(
     shards: bool = False,
     rank: int = 0,
 ) -> InitialPolicy:
-    """Return the initial model, or in a rehearsal its stand-in; all processes that build it get equal weights.
+    """Return the initial model, in a rehearsal a stand-in; all processes that build it get equal weights.
 
-    It stays in evaluation mode, so that nothing is dropped at random and engine and trainer compute the same.
+    It stays in evaluation mode, without dropout, so that engine and trainer compute the same.
 
     Args:
-        config: the whole file.
+        config: the whole configuration.
         tokenizer: the tokenizer of the actor.
-        device: where the model is to be.
-        model: another section than `actor.model`; None: that.
-        trains: whether the weights are to be trained: those that are trained are in float32, whatever
-            `model.precision` says, and others in that type.
-        gradient_checkpointing: whether layers compute their activations again in the backward pass.
-        shards: the ranks hold shards of it: none has it whole, apart from rank 0 where the model is built on the spot,
-            or where transformers makes its weights of several of the folder's.
+        device: the device of the model.
+        model: the section of the model; None: `actor.model`.
+        trains: whether the model is trained: trained weights are in float32, others in `model.precision`.
+        gradient_checkpointing: whether layers recompute their activations in the backward pass.
+        shards: whether ranks hold shards and never the whole model. Rank 0 still builds it whole if it is a tiny random
+            model, or if transformers makes a weight from several weights of the folder.
         rank: the rank of this process.
 
     Raises:
-        ConfigError: the model cannot be loaded, or does not fit.
+        ConfigError: the model cannot be loaded, or does not fit the tokenizer.
     """
     chosen = model or config.actor.model
     actor = config.actor.model_copy(update={"model": chosen})
@@ -111,10 +111,10 @@ def initial_policy(
 
 
 def compare_with_plain(contact: FirstContact, model: AnswerModel) -> None:
-    """Compare what a model computes with transformers, where comparisons are asked for. All ranks call it together.
+    """Compare a model's log-probabilities with transformers, if checks are on. Collective: all ranks call it together.
 
     Raises:
-        ConfigError: the model is computed otherwise.
+        ConfigError: the log-probabilities differ from transformers'.
     """
     name = type(model.causal).__name__
     contact.compare(f"log-probabilities of `{name}`", PLAIN, lambda: check_policy(model))
@@ -128,7 +128,7 @@ def _whole_policy(
     *,
     trains: bool,
 ) -> LanguagePolicy:
-    """Return the model with all of its weights, shown right answers where it is built on the spot."""
+    """Return the model with all weights, and a warm start if it is a tiny random model."""
     plain = make_model(actor, tokenizer, _dtype(actor, trains=trains))
     policy = _policy_of(plain, actor, trains=trains).to(device)
     built = actor.model.model_path is None
@@ -143,7 +143,7 @@ def _whole_policy(
 def _hollow_policy(
     actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, *, trains: bool
 ) -> tuple[LanguagePolicy, WeightSource | None]:
-    """Return the model without memory, apart from adapters, and the weights that its folder has for it."""
+    """Return the model without memory, except adapters, and the source of its weights in its folder."""
     folder, dtype = actor.model.model_path, _dtype(actor, trains=trains)
     stored = None
     if folder is None:
@@ -160,7 +160,7 @@ def _hollow_policy(
 
 
 def _stand_in(actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) -> StandInLanguagePolicy:
-    """Return the stand-in of a rehearsal, whose weights have no memory; a folder's are not looked at."""
+    """Return the stand-in of a rehearsal, whose weights have no memory and are not read."""
     model, dtype = actor.model, _dtype(actor, trains=True)
     if model.model_path is not None:
         plain = hollow_causal(model.model_path, dtype)
@@ -173,7 +173,7 @@ def _stand_in(actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _policy_of(plain: PreTrainedModel, actor: LanguageActorConfig, *, trains: bool) -> LanguagePolicy:
-    """Return a model as a policy, with adapters if configured, whose first values a seed decides."""
+    """Return a model as a policy, with adapters if configured, initialized by a seed."""
     torch.manual_seed(derive_seed(actor.seed, Purpose.WEIGHTS))
     lora = actor.model.adapter()
     return LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).eval()
@@ -182,17 +182,17 @@ def _policy_of(plain: PreTrainedModel, actor: LanguageActorConfig, *, trains: bo
 def _dtype(actor: LanguageActorConfig, *, trains: bool) -> torch.dtype:
     """Return the type that a model is loaded in.
 
-    What is built is shown right answers in float32 everywhere: a reference begins where the policy does.
+    A tiny random model has its warm start in float32 everywhere, so that reference and policy start equal.
     """
     whole = actor.model.adapter() is None and (trains or actor.model.model_path is None)
     return torch.float32 if whole else DTYPES[actor.model.precision]
 
 
 def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
-    """Return training problems with their right answers, `actor.warm_start.steps` batches of them.
+    """Return `actor.warm_start.steps` batches of training problems with their right answers.
 
     Raises:
-        ConfigError: none of their prompts can be used.
+        ConfigError: every prompt is empty or too long.
     """
     data = config.data
     problems = load_problems(data, evaluation=False)
@@ -200,14 +200,14 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
     count = config.actor.warm_start.steps * data.rollout_batch_size
     texts, end = TextTokens(tokenizer), cast("Any", tokenizer).eos_token_id
     examples: list[Answer] = []
-    # An epoch repeats the problems of the one before.
+    # Epochs repeat problems, so each is tokenized once.
     known: dict[int, Answer | None] = {}
     for index in training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True):
         if index not in known:
             problem = problems[index]
             prompt = encoder.encode(problem)
             answer = texts.behind(problem.answer)
-            # As in training, a prompt that is too long is left out; an empty one predicts nothing.
+            # Skip a prompt that is too long, as training does, or empty, which predicts nothing.
             known[index] = undrawn(prompt, (*answer, end)) if prompt else None
         shown = known[index]
         if shown is not None:
@@ -240,7 +240,7 @@ def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: i
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-    # A checkpoint is only read into the state of another optimizer while no weight has a gradient.
+    # Clear gradients: a checkpoint can be loaded into another optimizer only while no weight has one.
     optimizer.zero_grad()
 
 
@@ -254,17 +254,17 @@ def begin_training(
     world_size: int,
     is_sent: Callable[[str], bool],
 ) -> tuple[LanguagePolicy, TrainingState]:
-    """Load or build the model of `actor`, and create its optimizer. All ranks call it together, and start alike.
+    """Load or build the model of `actor`, and create its optimizer. Collective: all ranks call it, and start equal.
 
     Args:
         config: the configuration of the job.
-        tokenizer: its tokens must be within the model's vocabulary.
-        contact: receives what was compared.
+        tokenizer: the tokenizer, whose tokens must be in the model's vocabulary.
+        contact: the start-up checks to which comparisons are added.
         device, rank, world_size: the device, rank and world size of this worker.
-        is_sent: whether a weight, by its name, goes to other groups.
+        is_sent: returns whether a weight, by its name, goes to other groups.
 
     Raises:
-        ConfigError: the model cannot be loaded, does not fit, or is computed otherwise than by transformers.
+        ConfigError: the model cannot be loaded, does not fit the tokenizer, or differs from transformers' computation.
     """
     actor = config.actor
     computes = compute_dtype(actor.model.precision)

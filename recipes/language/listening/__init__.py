@@ -1,1 +1,1 @@
-"""The parts that servers of a job share: limits of connections and requests, and how they listen on loopback."""
+"""Parts that a job's HTTP servers share: limits of connections and requests, and listening on loopback."""

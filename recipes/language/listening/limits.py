@@ -19,10 +19,10 @@ from rlinf_core.foreign.strangers import Unproven
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
 LARGEST_BODY: Final = 16 << 20
-# Of what a body becomes once it is decoded.
+# The budget of a decoded body, in bytes.
 LARGEST_DECODED: Final = 8 * LARGEST_BODY
 LARGEST_HEAD: Final = 64 << 10
-# More than one agent needs: of one owner, and of strangers together.
+# The connections of one owner, or of all unproven clients: more than an agent needs.
 MOST_CONNECTIONS: Final = 512
 # Key of the connection in the state of a request.
 _CONNECTION: Final = "connection"
@@ -30,7 +30,7 @@ HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 
 T = TypeVar("T")
-# Bytes that are decoded in the event loop.
+# Larger bodies are decoded in a thread, not in the event loop.
 _AT_ONCE: Final = 64 << 10
 _DECODERS: Final = ThreadPoolExecutor(2, "rlinf-decoder")
 
@@ -39,22 +39,22 @@ def check_length(request: Request) -> None:
     """Check the length that a request announces, before its body is read.
 
     Raises:
-        RequestError: it is too large.
+        RequestError: the body is too large.
     """
     if int(request.headers.get("content-length", "0")) > LARGEST_BODY:
         raise too_large(LARGEST_BODY)
 
 
 def too_large(most: int) -> RequestError:
-    """Return the error of a body beyond the limit."""
+    """Return the error for a body beyond the limit."""
     return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have at most {most} bytes")
 
 
 async def read_body(request: Request, most: int | None = None) -> bytes:
-    """Return the body of a request, of at most `most` bytes, by default `LARGEST_BODY`.
+    """Return the body of a request, at most `most` bytes, by default `LARGEST_BODY`.
 
     Raises:
-        RequestError: it is too large, or does not arrive in time.
+        RequestError: the body is too large, or does not arrive in time.
         ClientDisconnect: the client has gone.
     """
     body, most = bytearray(), most or LARGEST_BODY
@@ -74,7 +74,7 @@ async def json_body(request: Request, most: int | None = None) -> dict[str, Any]
     """Return the JSON object that is the body of a request, decoded in a thread; see `read_body`.
 
     Raises:
-        RequestError: it is not a JSON object, is too large, or does not arrive in time.
+        RequestError: the body is not a JSON object, is too large, or does not arrive in time.
         ClientDisconnect: the client has gone.
     """
     body = await read_body(request, most)
@@ -86,9 +86,9 @@ async def json_body(request: Request, most: int | None = None) -> dict[str, Any]
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of a function, which decodes or encodes MiB, without holding up the event loop.
+    """Return the result of a function that decodes or encodes megabytes, without blocking the event loop.
 
-    Its threads are its own: those of `asyncio.to_thread` may all be waiting for the answer.
+    The threads are separate, as all those of `asyncio.to_thread` may be waiting for the result.
     """
     return await asyncio.get_running_loop().run_in_executor(_DECODERS, work, *arguments)
 
@@ -97,7 +97,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Return the result of a task, which is cancelled if the client disconnects.
 
     Raises:
-        ClientDisconnect: it has gone.
+        ClientDisconnect: the client has gone.
     """
 
     async def gone() -> None:
@@ -117,25 +117,25 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 def prove(request: Request, owner: str) -> None:
-    """Note that a request has proved whose its connection is: one that has proved nothing makes room first."""
+    """Record the owner of a request's connection; unproven connections are closed first to make room."""
     connection = request.scope.get("state", {}).get(_CONNECTION)
     if connection is not None:
         connection.prove(owner)
 
 
 class TimedConnection(H11Protocol):
-    """A connection that is closed when there are too many, or when its request or answer travels too slowly.
+    """A connection that is closed if there are too many, or if its request or response is too slow.
 
-    Where there is no room, the oldest one makes it, of whoever has the most: strangers together, or an owner.
+    If there are too many, the oldest connection of the largest party is closed: an owner, or all unproven clients.
 
     Args:
         config: the configuration of the server.
-        state: what its connections share.
-        owned: all connections, by their owners.
+        state: the state that the server's connections share.
+        owned: all connections, by owner.
     """
 
     _began = 0.0
-    # Since when the client has not taken all that was sent.
+    # Since when sent bytes have been waiting for the client.
     _sending: float | None = None
     _owner = ""
 
@@ -144,19 +144,19 @@ class TimedConnection(H11Protocol):
         self._owned = owned
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin."""
+        """See `H11Protocol`: admit the connection, and start watching it."""
         super().connection_made(transport)
         self._began = self.loop.time()
         self._admit()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """See `H11Protocol`: forget the connection."""
         self._owned.remove(self)
         super().connection_lost(exc)
 
     def prove(self, owner: str) -> None:
-        """Note whose connection it is, from the proof in a request."""
+        """Record the owner of the connection, proved by a request."""
         if owner != self._owner and self._owned.remove(self):
             self._owner = owner
             self._admit()
@@ -166,7 +166,7 @@ class TimedConnection(H11Protocol):
             other.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request."""
+        """See `H11Protocol`: restart the time limit when a new request begins."""
         if self.timeout_keep_alive_task is not None:
             self._began = self.loop.time()
         super().data_received(data)
@@ -183,7 +183,7 @@ class TimedConnection(H11Protocol):
             return
         cycle = cast("RequestResponseCycle | None", self.cycle)
         waits = cycle is None or cycle.response_complete
-        # Between two requests, the server's own limit holds.
+        # Between two requests, uvicorn's idle limit applies.
         if waits and self.timeout_keep_alive_task is None and self.loop.time() - self._began >= HEAD_SECONDS:
             self.transport.abort()
             return

@@ -1,4 +1,4 @@
-"""Connections on loopback that an ASGI application answers."""
+"""Serving an ASGI application on loopback."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _IDLE_SECONDS: Final = 60
 
 @asynccontextmanager
 async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[int]:
-    """Answer connections on loopback by `app` as long as the context lasts; its value is the port.
+    """Serve `app` on loopback within the context, whose value is the port.
 
     Args:
-        app: answers requests.
-        port: the port to listen at; 0: any that is free.
+        app: the application.
+        port: the port to listen on; 0: any free port.
 
     Raises:
         OSError: the port is in use.
     """
-    # Not `uvicorn.Server`: that one takes the signals of the process, and looks about ten times a second.
+    # Do not use `uvicorn.Server`, which installs signal handlers and polls about ten times a second.
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -45,7 +45,7 @@ async def listening(app: ASGIApp, port: int = 0) -> AsyncGenerator[int]:
     state = ServerState()
     most = limits.MOST_CONNECTIONS
     owned = Unproven[TimedConnection](2 * most, from_one=most)
-    # Created here instead of passing a socket: asyncio disables Nagle's algorithm only on its own connections.
+    # Let asyncio create the socket: it disables Nagle's algorithm only on its own connections.
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: TimedConnection(config, state, owned), "127.0.0.1", port, backlog=most)
     try:

@@ -1,4 +1,4 @@
-"""Requests that are refused."""
+"""Errors of refused requests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 
 class RequestError(Exception):
-    """A request that is not answered with a turn.
+    """An error that refuses a request.
 
     Attributes:
-        status: the status of the answer.
-        headers: the headers of the answer.
+        status: the status of the response.
+        headers: the headers of the response.
     """
 
     def __init__(self, status: HTTPStatus, message: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -22,5 +22,5 @@ class RequestError(Exception):
 
 
 def bad_request(message: str) -> RequestError:
-    """Return the error of a request that is not understood."""
+    """Return the error for an invalid request."""
     return RequestError(HTTPStatus.BAD_REQUEST, message)

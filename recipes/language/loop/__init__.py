@@ -1,1 +1,1 @@
-"""The training loop of language models: the plan of prompts, the services that have them answered, and the runner."""
+"""The training loop of language models: generation, arrivals, recovery, evaluation, checkpoints, and the runner."""

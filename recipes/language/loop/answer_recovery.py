@@ -1,4 +1,4 @@
-"""Recovery of synchronous rollouts: workers that died are started again alone, and their share is done again."""
+"""Recovery of synchronous rollouts: only workers that died are restarted, and their share is repeated."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rlinf_core.runners.recovery import Suspects, all_deaths, death
 from rlinf_core.runners.run_program import Dead
 from rlinf_core.worker.group.handle import wait_together
 
-# Key of the channel of answers that nobody reads.
+# A key of the answer channel that nobody reads.
 _DRIVER: Final = "driver"
 
 
 class Calls:
-    """The calls of one method on the ranks of a group, of which failed ones are repeated.
+    """Calls of one method on the ranks of a group; failed calls are repeated.
 
     Args:
         group: the group.
-        method: its name.
+        method: the name of the method.
     """
 
     def __init__(self, group: WorkerGroup[Any], method: str) -> None:
@@ -35,7 +35,7 @@ class Calls:
         self._by_rank: dict[int, WorkerGroupHandle[Any]] = {}
 
     def begin(self, *args: object) -> Sequence[WorkerGroupHandle[Any]]:
-        """Call the ranks that have no call; return the calls of all of them."""
+        """Call the method on ranks without a call, and return the calls of all ranks."""
         if self._whole is None and not self._by_rank:
             self._whole = getattr(self._group, self._method)(*args)
         if self._whole is not None:
@@ -50,10 +50,10 @@ class Calls:
         return tuple(rank for rank in range(self._group.world_size) if rank not in self._by_rank)
 
     def drop_failed(self, dead: Sequence[int]) -> None:
-        """Keep the calls of those that have answered, or still will; `dead` are ranks that were started again."""
+        """Drop the calls that failed, and those of `dead`, the ranks that were restarted."""
         whole, self._whole = self._whole, None
         if whole is not None:
-            # The ranks' own outcomes count from now on.
+            # From now on, the outcome of each rank counts.
             whole.observed = True
             living = [(rank, one) for rank, one in enumerate(whole.references) if rank not in dead]
             self._by_rank = {
@@ -65,23 +65,23 @@ class Calls:
                 del self._by_rank[rank]
 
     def wait(self) -> None:
-        """Wait for the calls that there are."""
+        """Wait for all current calls."""
         wait_together(*self._by_rank.values())
 
 
 class AnswerRecovery(Relaunching):
-    """The recovery of generation and scoring in turns, and of the weights' way to the engines.
+    """The recovery of synchronous generation and scoring, and of weight transfers to the engines.
 
-    A rollout worker that died draws its share again, with the weights that the actor has. A reward worker that died
-    scores its share again, which those that answered put into the channel once more.
+    A restarted rollout worker samples its share again, with the actor's weights. A restarted reward worker scores its
+    share again, which the answering workers resend.
 
-    A prompt that was there at two deaths of rollout workers is then tried alone, and set aside if it kills again.
+    A prompt that was present at two deaths of rollout workers is tried alone, and quarantined if the worker dies again.
 
     Args:
         groups: the worker groups, by component.
-        answering: the component whose workers answer, where these hold the engines. Others are not started again here.
+        answering: the component whose workers answer. They are restarted here only if they hold the engines.
         record: the record of the run.
-        suspects: the prompts that rollout workers died of.
+        suspects: the prompts that may have killed rollout workers.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class AnswerRecovery(Relaunching):
         super().__init__({name: groups[name] for name in replaced}, record)
         self._all = groups
         self._suspects = suspects
-        # How the worker died whose relaunch is under way, and whether that is of a prompt that is tried alone.
+        # The cause of the death being recovered from, and whether a prompt is being tried alone.
         self._reason, self._trying = "", False
         self._draws = answering == "rollout"
         self._answers = groups[answering]
         self._rewards = groups["reward"].world_size
-        # What workers are prepared with, and the channel of answers.
+        # The argument of `init_worker`, and the channel of answers.
         self._layout: object = None
         self._channel: Channel | None = None
         self._send_weights: Callable[[], Sequence[WorkerGroupHandle[Any]]] | None = None
         self._generating = self._scoring = Calls(groups["reward"], "score")
         self._asked: tuple[Prompt, ...] = ()
-        # Slots whose answers reward workers hold, for the step that learns from them.
+        # The slots whose answers reward workers hold for the current step.
         self._step = 0
         self._held: set[int] = set()
         self._syncing, self._repeated = False, False
@@ -110,13 +110,14 @@ class AnswerRecovery(Relaunching):
     def prepared(
         self, layout: object, channel: Channel, send_weights: Callable[[], Sequence[WorkerGroupHandle[Any]]]
     ) -> None:
-        """Note what workers are prepared with, the channel of answers, and how engines are sent their weights."""
+        """Keep the layout for `init_worker`, the channel of answers, and the function that sends weights to engines."""
         self._layout, self._channel, self._send_weights = layout, channel, send_weights
-        # A channel whose producers are all dead fails those that wait for their successors: the driver is one, too.
+        # Make the driver a producer: a channel whose producers are all dead fails its readers, even if replacements
+        # come.
         channel.put((), key=_DRIVER)
 
     def sync(self, attempt: Callable[[], None]) -> None:
-        """Have weights sent, again after deaths."""
+        """Run a weight transfer, and repeat it after deaths."""
         self._syncing = True
         try:
             self.repeat(attempt)
@@ -124,14 +125,14 @@ class AnswerRecovery(Relaunching):
             self._syncing = False
 
     def try_suspects(self, rank: int = 0) -> None:
-        """Have a rollout worker answer each prompt alone that workers may have died of; engines have their weights."""
+        """Have a rollout worker, whose engine has its weights, answer each suspected prompt alone."""
         self._suspects.try_each(lambda prompt: self._death_of(rank, prompt))
 
     def _death_of(self, rank: int, prompt: Prompt) -> str:
-        """Have a worker answer a prompt alone; return how it died, and was started again, or "".
+        """Have a worker answer a prompt alone; return the cause if it died and was restarted, else "".
 
         Raises:
-            WorkerGroupError: another failure, or no further restart is allowed.
+            WorkerGroupError: the worker failed without dying, or no further restart is allowed.
         """
         self._trying = True
         try:
@@ -155,8 +156,8 @@ class AnswerRecovery(Relaunching):
 
         Args:
             asked: the prompts.
-            wait: returns the results of calls: of generation, where the engines' workers answer, and of scoring; by
-                default when all have arrived.
+            wait: waits for calls of generation, if rollout workers answer, and of scoring, and returns their results;
+                by default `wait_together`.
 
         Returns:
             The metrics of each engine, and the groups of each reward worker.
@@ -175,7 +176,7 @@ class AnswerRecovery(Relaunching):
         return generated, [[group for group in groups if group.report.slot in slots] for groups in scored]
 
     def drop_repeated(self) -> None:
-        """Drop duplicate answers, which a later call of `score` would count as its own."""
+        """Drop duplicate answers, which a later call of `score` would take for its own."""
         if self._channel is None:
             return
         for rank in range(self._rewards):
@@ -186,7 +187,7 @@ class AnswerRecovery(Relaunching):
         self, wait: Callable[..., Sequence[Sequence[Any]]]
     ) -> tuple[list[GenerationReport], list[list[ScoredGroup]]]:
         generating = self._generating.begin(self._asked) if self._draws else ()
-        # A reward worker that was started again holds nothing of this step.
+        # A restarted reward worker has lost the answers of this step.
         held = self._held if self._repeated else set[int]()
         scoring = self._scoring.begin(tuple(sorted({prompt.slot for prompt in self._asked} | held)))
         results = wait(*generating, *scoring)
@@ -194,7 +195,7 @@ class AnswerRecovery(Relaunching):
         return _flat(results[:split]), _flat(results[split:])
 
     def may_relaunch(self, dead: Dead) -> bool:
-        # Shards of weights are gathered while they are sent: an actor may still wait for the one whose peer died.
+        # Actors gather shards while sending weights, so one may still wait for another that lost its peer.
         return self._channel is not None and not (self._syncing and self._all["actor"].world_size > 1)
 
     def prepare(self, dead: Dead) -> str:
@@ -226,10 +227,10 @@ class AnswerRecovery(Relaunching):
         return _spell(shares, self._scoring.missing)
 
     def _put_again(self, missing: Sequence[int]) -> None:
-        """Have the answers of reward workers that start again put into the channel once more.
+        """Have the answers of restarted reward workers resent.
 
         Raises:
-            RunError: some are lost with the worker that gave them.
+            RunError: some answers are lost with the worker that held them.
         """
         scoring = set(self._scoring.missing)
         slots = {prompt.slot for prompt in self._asked} | self._held
@@ -243,13 +244,13 @@ class AnswerRecovery(Relaunching):
 
 
 def _reason(error: WorkerGroupError | WorkerDiedError) -> str:
-    """Return how a worker died, in one line; empty where none did."""
+    """Return the cause of a worker's death, in one line; "" if none died."""
     cause = death(error)
     return "" if cause is None else str(cause).partition("\n")[0]
 
 
 def _flat(results: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the results of calls on several ranks or one each, by rank."""
+    """Return the results of calls, each on one or several ranks, as one list."""
     return [result for ranks in results for result in ranks]
 
 
@@ -259,14 +260,14 @@ def _spell(generating: Sequence[int], scoring: Sequence[int]) -> str:
 
 
 class SuspectedPrompts:
-    """The prompts of a run that rollout workers died of, over all its attempts.
+    """The prompts that may have killed rollout workers, over all attempts of a run.
 
     Args:
-        record: the record of the run, which keeps them.
-        data: the section `data` of the file.
+        record: the record of the run, which keeps the prompts.
+        data: the section `data` of the configuration.
 
     Attributes:
-        problems: the number of problems for training.
+        problems: the number of training problems.
     """
 
     def __init__(self, record: RunRecord, data: Any) -> None:
@@ -277,11 +278,11 @@ class SuspectedPrompts:
 
     @property
     def count(self) -> int:
-        """The number of problems that are set aside."""
+        """The number of quarantined problems."""
         return len(self._suspects.set_aside)
 
     def died_of(self, prompts: Iterable[Prompt], reason: str) -> None:
-        """Note the death of a worker that had these prompts."""
+        """Record the death of a worker that had these prompts."""
         self._suspects.died_of({self._name(prompt): prompt for prompt in prompts}, reason)
 
     @property
@@ -290,24 +291,24 @@ class SuspectedPrompts:
         return bool(self._suspects.due())
 
     def died_with(self, error: BaseException, group: str, plan: PromptPlan) -> None:
-        """Record the prompts held by the workers of a group whose deaths a failure reports."""
+        """Record the prompts of those workers of a group whose deaths an error reports."""
         for address, cause in all_deaths(error).items():
             name, _, rank = address.rpartition(":")
             if name == group and rank.isdigit():
                 self.died_of(plan.given_to({int(rank)}), str(cause).partition("\n")[0])
 
     def marked(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
-        """Return prompts with those marked that are set aside."""
+        """Return prompts, with quarantined ones marked."""
         aside = self._suspects.set_aside
         if not aside:
             return tuple(prompts)
         return tuple(prompt._replace(set_aside=self._name(prompt) in aside) for prompt in prompts)
 
     def try_each(self, dies_of: Callable[[Prompt], str]) -> None:
-        """Try each prompt alone that is due.
+        """Try each due prompt alone.
 
         Args:
-            dies_of: has a worker answer one prompt; returns how it died, or "" where it lives.
+            dies_of: has a worker answer one prompt; returns the cause of its death, or "" if it lives.
         """
         for name, prompt in self._suspects.due().items():
             reason = dies_of(prompt)

@@ -1,4 +1,4 @@
-"""Groups of answers as they arrive: metrics of a step, counts of failed answers, and answers for people to read."""
+"""Accounting of arriving groups: metrics of a step, counts of failed answers, and samples for people to read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rlinf_core.statistics import mean
 
 
 class Arrivals:
-    """The accounts of arrived groups, of which the plan takes a report.
+    """The accounts of arrived groups, which also report each group to the plan.
 
     Args:
         plan: the plan of the run.
         answers: the number of answers of a step.
-        most_failed: the share of them that may fail.
+        most_failed: the share of a step's answers that may fail.
 
     Attributes:
         all_failures: the failed answers of the whole run.
@@ -33,13 +33,13 @@ class Arrivals:
 
     def __init__(self, plan: PromptPlan, answers: int, most_failed: float) -> None:
         self._plan, self._answers, self._most_failed = plan, answers, most_failed
-        # Of steps that are not trained on yet.
+        # Failures and samples of steps that are not trained on yet.
         self._failures: dict[int, Failures] = {}
         self._samples: dict[int, list[Mapping[str, Any]]] = {}
         self.all_failures = Failures()
 
     def take(self, groups: Sequence[ScoredGroup]) -> None:
-        """Count groups that training learns from, and keep their samples."""
+        """Count training groups, and keep their samples."""
         for report, samples in groups:
             self._plan.arrived(report)
             self._failures.setdefault(report.step, Failures()).count(report)
@@ -48,12 +48,13 @@ class Arrivals:
                 self._samples.setdefault(report.step, []).extend(samples)
 
     def check(self, step: int) -> None:
-        """Raise RunError where too many answers of a step have failed."""
+        """Raise RunError if too many answers of a step have failed."""
         if step in self._failures:
             self._failures[step].check(f"step {step}", self._answers, self._most_failed)
 
-    def check_evaluation(self, groups: Iterable[GroupReport]) -> None:
-        """Count groups of an evaluation; raise RunError where too many of their answers have failed."""
+    def check_evaluation(self, groups: Sequence[GroupReport]) -> None:
+        """Count groups of an evaluation; raise RunError if it has no answers, or too many of them have failed."""
+        require_asked(groups)
         failures = Failures()
         for group in groups:
             failures.count(group)
@@ -61,7 +62,7 @@ class Arrivals:
         failures.check("the evaluation", failures.answers, self._most_failed)
 
     def close(self, step: int, run_folder: Path, most_samples: int) -> None:
-        """Write the samples of a step, and forget what was counted for it."""
+        """Write the samples of a step, and drop its counts."""
         self._failures.pop(step, None)
         samples = self._samples.pop(step, [])
         if samples:
@@ -74,20 +75,19 @@ _TOKENS: Final = frozenset({"tokens", "pieces", "logprobs", "versions"})
 
 
 def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
-    """Write the samples of a step, aside and renamed; secret values are masked.
+    """Write the samples of a step atomically, with secret values masked.
 
     Args:
         run_folder: the folder of the run.
-        step: they are of.
+        step: the step of the samples.
         samples: the samples, with `prompt`, `text`, `answer` and `reason`; their `tokens`, `pieces`, `logprobs` and
             `versions`; and `turns`, each with `text`.
 
     Raises:
         RunError: the folder cannot be written.
     """
-    remember(environment_secrets())
     folder = run_folder / FOLDER
-    lines = [json.dumps(_masked(sample), ensure_ascii=False) + "\n" for sample in samples]
+    lines = [json.dumps(sample, ensure_ascii=False) + "\n" for sample in without_secrets(samples)]
     try:
         make_folder(folder)
         durable.write_whole(folder / f"step_{step}.jsonl", "".join(lines))
@@ -95,8 +95,14 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
         raise RunError("samples cannot be written", where=str(folder), why=write_fault(folder, error)) from None
 
 
+def without_secrets(samples: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return samples with secret values masked, see `write_samples`."""
+    remember(environment_secrets())
+    return [_masked(sample) for sample in samples]
+
+
 def _masked(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample without secrets; the tokens of a text that held one are left out, since they spell it."""
+    """Return a sample without secrets; if a text had one, tokens are left out, too, as they spell it."""
     masked: dict[str, Any] = {name: hidden(value) if name in _TEXTS else value for name, value in sample.items()}
     if "turns" in masked:
         masked["turns"] = [{**turn, "text": hidden(turn["text"])} for turn in masked["turns"]]
@@ -111,9 +117,9 @@ class Failures:
     """Failed answers out of all answers.
 
     Attributes:
-        answers: all of them.
+        answers: the number of all answers.
         by_cause: the number of failures, by cause.
-        first: why the first one did.
+        first: the reason of the first failure.
     """
 
     answers: int = 0
@@ -128,7 +134,7 @@ class Failures:
 
     @property
     def failed(self) -> int:
-        """The number of those that failed."""
+        """The number of failed answers."""
         return self.by_cause.total()
 
     @property
@@ -137,15 +143,15 @@ class Failures:
         return ", ".join(f"{cause} {count}" for cause, count in self.by_cause.most_common())
 
     def check(self, where: str, whole: int, most: float) -> None:
-        """End the run where too many answers failed.
+        """End the run if too many answers failed.
 
         Args:
-            where: what they are of, for messages.
-            whole: how many there will be, so that the first few alone end nothing.
-            most: share that may fail.
+            where: the step or evaluation of the answers, for messages.
+            whole: the final number of answers, so that a few early failures do not end the run.
+            most: the share that may fail.
 
         Raises:
-            RunError: more did.
+            RunError: more answers failed.
         """
         if self.failed > most * max(whole, self.answers):
             raise RunError(
@@ -161,7 +167,7 @@ class Failures:
 
 
 def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
-    """Return metrics of all answers of a step that could be scored, and counts of the others."""
+    """Return metrics of the scored answers of a step, and counts of the others."""
     rewards = [reward for group in groups for reward in group.rewards]
     lengths = [length for group in groups for length in group.lengths]
     count = max(1, len(rewards))
@@ -194,12 +200,12 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
 
 
 def nothing_to_learn(step: int, groups: Sequence[GroupReport]) -> RunError:
-    """Return the error of a step none of whose groups can be trained on."""
+    """Return the error for a step without a group to train on."""
     skipped, spoiled = (sum(getattr(group, name) for group in groups) for name in ("skipped", "spoiled"))
     help = "use other problems, a larger `algorithm.group_size`, or `filter_groups: false`"
     if skipped == len(groups):
-        code, why = "prompts-skipped", f"all {skipped} prompts are longer than `data.max_prompt_length`"
-    elif spoiled + skipped == len(groups):
+        return _all_skipped(f"step {step} has no samples to learn from", skipped)
+    if spoiled + skipped == len(groups):
         first = next(group.failure for group in groups if group.spoiled)
         code, why = "reward-fails", f"too few answers to {spoiled} prompts could be scored; the first: {first}"
     else:
@@ -209,8 +215,24 @@ def nothing_to_learn(step: int, groups: Sequence[GroupReport]) -> RunError:
     return RunError(f"step {step} has no samples to learn from", why=why, help=help, code=code)
 
 
+def require_asked(problems: Sequence[GroupReport]) -> None:
+    """Raise RunError if all problems of an evaluation were skipped, so that it would measure nothing."""
+    if problems and all(problem.skipped for problem in problems):
+        raise _all_skipped("the evaluation has no answers", len(problems))
+
+
+def _all_skipped(message: str, count: int) -> RunError:
+    return RunError(
+        message,
+        why=f"all {count} prompts are longer than `data.max_prompt_length`, too long for the engine, empty, or refused"
+        " by the chat template",
+        help="raise `data.max_prompt_length`, lower `max_new_tokens`, or use other problems",
+        code="prompts-skipped",
+    )
+
+
 def rank_figures(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the ranks that have it, and of maxima the largest."""
+    """Return the mean of each metric over the ranks that have it; of names in `_max`, the maximum."""
     names = dict.fromkeys(name for metrics in by_rank for name in metrics)
     columns = {name: [metrics[name] for metrics in by_rank if name in metrics] for name in names}
     return {name: max(values) if name.endswith("_max") else mean(values) for name, values in columns.items()}

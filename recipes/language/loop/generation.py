@@ -1,4 +1,4 @@
-"""Services that take prompts to workers and bring back reports of the answers: in turns, or as a stream."""
+"""Services that send prompts to workers and return reports of the answers, synchronously or as a stream."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlinf_core.worker.group.watchers import WaitWatch
 REPORTS: Final = "reports"
 PROGRESS: Final = "progress"
 ANSWERS: Final = "answers"
-# Key of the channel to the actors under which rollout workers hand over the answers that they are drawing.
+# The key of the actors' channel for unfinished answers from rollout workers.
 UNFINISHED: Final = "unfinished"
-# Seconds between two looks for reports, at first and at most.
+# Seconds between polls for reports, at first and at most.
 _SHORTEST_NAP, _LONGEST_NAP = 0.0002, 0.005
-# How often it is looked whether the workers still run, and how long a worker's death may take to be known.
+# Seconds between checks of the workers, and seconds until a worker's death is known at the latest.
 _CHECK_SECONDS, _DEATH_SECONDS = 0.2, 10.0
 
 
@@ -42,9 +42,8 @@ class PromptService(ABC):
     """The rollout and reward workers as one service from prompts to scored groups.
 
     Attributes:
-        alongside: calls that continue for the whole run, of workers that are needed meanwhile; one that fails ends a
-            wait.
-        meanwhile: is called again and again during a wait; None: nothing.
+        alongside: calls of helper workers that last for the whole run; a failed one ends a wait.
+        meanwhile: a function to call repeatedly during a wait, or None.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class PromptService(ABC):
         self.meanwhile: Callable[[], None] | None = None
 
     def _check_alongside(self) -> None:
-        """Raise the failure of a worker that works alongside."""
+        """Call `meanwhile`, and raise the failure of a call in `alongside`."""
         if self.meanwhile is not None:
             self.meanwhile()
         for handle in self.alongside:
@@ -65,11 +64,11 @@ class PromptService(ABC):
 
     @abstractmethod
     def poll(self) -> list[ScoredGroup]:
-        """Return the groups that came, without waiting."""
+        """Return the groups that have arrived, without waiting."""
 
     @abstractmethod
     def wait(self) -> list[ScoredGroup]:
-        """Return the groups that have arrived, at least one of the requested prompts."""
+        """Wait for at least one group of the requested prompts, and return all that have arrived."""
 
     @abstractmethod
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
@@ -83,14 +82,14 @@ class PromptService(ABC):
         """Let the rollout workers release memory until the next request.
 
         Args:
-            weights_follow: whether they get new weights before that.
+            weights_follow: whether they get new weights before the next request.
         """
 
     def keep_unfinished(self, step: int) -> bool:
-        """Have the workers hand unfinished answers to the actors, and continue them.
+        """Have the workers copy unfinished answers to the actors, and continue.
 
         Returns:
-            Whether they do.
+            Whether the workers support this.
         """
         return False
 
@@ -108,12 +107,12 @@ Answered: TypeAlias = Callable[
 
 
 class SyncRollouts(PromptService):
-    """Synchronous rollouts: all requested prompts are answered and scored by one call on each group.
+    """A service that answers and scores all requested prompts by one call on each group.
 
     Args:
         rollout: the workers that hold engines.
-        answered: has prompts answered and scored, by a function that waits for calls: returns the metrics of each
-            engine, and the groups of each reward worker.
+        answered: has prompts answered and scored, given a function that waits for calls; returns the report of each
+            engine and the groups of each reward worker.
     """
 
     def __init__(self, rollout: EngineGroup, answered: Answered) -> None:
@@ -127,11 +126,11 @@ class SyncRollouts(PromptService):
         self._asked += prompts
 
     def poll(self) -> list[ScoredGroup]:
-        """See `PromptService`: nothing runs between two waits."""
+        """See `PromptService`: none, as nothing runs between two waits."""
         return []
 
     def wait(self) -> list[ScoredGroup]:
-        """See `PromptService`: all groups come at once."""
+        """See `PromptService`: return all groups at once."""
         asked, self._asked = tuple(self._asked), []
         generated, scored = self._answered(asked, self._wait)
         self._tokens += sum(report.tokens for report in generated)
@@ -139,7 +138,7 @@ class SyncRollouts(PromptService):
         return sorted((group for report in scored for group in report), key=lambda group: group.report.slot)
 
     def _wait(self, *calls: WorkerGroupHandle[Any]) -> Sequence[Sequence[Any]]:
-        """Return the results of calls; scoring would wait for workers alongside that failed without an end."""
+        """Return the results of calls, checking `alongside`: scoring would wait forever for helpers that failed."""
         looks = self.alongside or self.meanwhile is not None
         return wait_for(calls, self._check_alongside) if looks else wait_together(*calls)
 
@@ -150,7 +149,7 @@ class SyncRollouts(PromptService):
         wait_together(self._rollout.offload(weights_follow))
 
     def tokens_per_second(self) -> float:
-        """See `PromptService`: over the seconds in which engines worked."""
+        """See `PromptService`: per second of engine work."""
         speed = self._tokens / self._seconds if self._seconds else 0.0
         self._tokens, self._seconds = 0, 0.0
         return speed
@@ -160,8 +159,8 @@ class Stage(NamedTuple):
     """Workers that generate continuously until asked to return.
 
     Attributes:
-        running: their call.
-        keys: the keys of what each of them waits for, in the channel to them; None there lets it return.
+        running: the workers' call.
+        keys: the key of each worker's orders in their channel; the order None lets the worker return.
     """
 
     running: WorkerGroupHandle[None]
@@ -169,14 +168,14 @@ class Stage(NamedTuple):
 
 
 class AsyncRollouts(PromptService):
-    """Asynchronous rollouts: workers run until the end, and receive prompts and weights through channels.
+    """A service whose workers run until the end, and receive prompts and weights through channels.
 
     Args:
-        stages: workers in the order in which prompts pass through them: those that answer first, those that score last.
+        stages: the workers by stage: those that answer first, those that score last.
         engines: the keys of the workers that load weights.
-        orders: channel to all of them.
-        reports: channel from those that score.
-        keeps_unfinished: whether those that answer can hand over what they have drawn so far.
+        orders: the channel to all workers.
+        reports: the channel from the workers that score.
+        keeps_unfinished: whether the answering workers can hand over unfinished answers.
     """
 
     def __init__(
@@ -205,11 +204,11 @@ class AsyncRollouts(PromptService):
         orders: Channel,
         reports: Channel,
     ) -> AsyncRollouts:
-        """Return the stream of workers that answer by their own engines, and of those that score.
+        """Start rollout and reward workers, and return their service.
 
         Args:
             rollout, reward: the groups.
-            workers: processes of each component.
+            workers: the number of processes of each component.
             orders, reports: see the class.
         """
         keys = [orders_key(rank) for rank in range(workers["rollout"])]
@@ -246,7 +245,7 @@ class AsyncRollouts(PromptService):
 
         Raises:
             WorkerGroupError: a worker failed or died.
-            CommunicationTimeoutError: no group came within `RLINF_TIMEOUT`.
+            CommunicationTimeoutError: no group arrived within `RLINF_TIMEOUT`.
         """
         deadline, nap, watch = Deadline.after(env_vars.TIMEOUT.get()), _SHORTEST_NAP, WaitWatch()
         while not (groups := self.poll()):
@@ -258,7 +257,7 @@ class AsyncRollouts(PromptService):
         return groups
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
-        """See `PromptService`: they are loaded when they have arrived, and generation continues until then."""
+        """See `PromptService`: generation continues until the weights have arrived and are loaded."""
         for key in self._engines:
             self._put(NewWeights(version), key)
         return ()
@@ -270,7 +269,7 @@ class AsyncRollouts(PromptService):
         return self._keeps_unfinished
 
     def tokens_per_second(self) -> float:
-        """See `PromptService`: of the time that passed."""
+        """See `PromptService`: per second of elapsed time."""
         now = time.monotonic()
         speed = self._tokens / max(1e-9, now - self._since)
         self._tokens, self._since = 0, now
@@ -286,10 +285,10 @@ class AsyncRollouts(PromptService):
         self._inbox.abandon()
 
     def _check(self) -> None:
-        """Raise the failure of a worker, where one has failed."""
+        """Raise the failure of a worker, if any."""
         self._check_alongside()
         running = [stage.running for stage in self._stages]
-        # Before failures are looked at: a call may fail meanwhile.
+        # Check this before failures: a call may fail in between.
         has_returned = any(handle.done() for handle in running)
         if any(handle.failed for handle in running):
             wait_together(*running)
@@ -297,7 +296,7 @@ class AsyncRollouts(PromptService):
             raise RunError("rollout or reward workers returned before the end of the run")
 
     def _raise_death(self) -> None:
-        """After a failed operation: raise the death of a worker that explains it, which may be known a moment later."""
+        """Raise the worker death that explains a failed operation, waiting a while until it is known."""
         deadline = Deadline.after(_DEATH_SECONDS)
         while not deadline.expired:
             self._check()
@@ -305,7 +304,7 @@ class AsyncRollouts(PromptService):
 
 
 def scoring(reward: RewardGroup, workers: int) -> Stage:
-    """Return the stage of the reward workers, any of which takes any answer."""
+    """Return the stage of the reward workers, which share one key for answers."""
     return Stage(reward.score_forever(), [ANSWERS] * workers)
 
 
@@ -322,9 +321,9 @@ class Awaited(Protocol):
 
 
 def wait_for(handles: Sequence[Awaited], meanwhile: Callable[[], object]) -> list[list[Any]]:
-    """Return the results of calls, doing something else repeatedly until they have arrived.
+    """Return the results of calls, calling `meanwhile` repeatedly until they arrive.
 
-    The first of them that fails ends the wait: another may be waiting for its workers.
+    The first failure ends the wait, as other calls may be waiting for the failed workers.
     """
     nap, watch = _SHORTEST_NAP, WaitWatch()
     results: dict[int, list[Any]] = {}

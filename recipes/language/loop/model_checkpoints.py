@@ -1,5 +1,4 @@
-"""The parts of a language model's checkpoint: the state to resume from, its prompts, and a folder that transformers
-loads."""
+"""Parts of a language model's checkpoint: the state to resume from, its prompts, and a folder for transformers."""
 
 from __future__ import annotations
 
@@ -29,10 +28,10 @@ def save_parts(actor: Any, folder: Path, runner: ModelRunnerConfig, *others: Any
     """Write the checkpoint in the format of `runner.save_format`.
 
     Args:
-        actor: the group whose model it is.
+        actor: the group that trains the model.
         folder: the folder of the checkpoint.
-        runner: section of the file.
-        others: further groups with their own state.
+        runner: the section `runner` of the configuration.
+        others: further groups with a state.
     """
     if runner.saves_state:
         wait_together(*(group.save_checkpoint(str(folder)) for group in (actor, *others)))
@@ -44,7 +43,7 @@ def require_state(folder: Path) -> None:
     """Check that a checkpoint can be resumed from.
 
     Raises:
-        CheckpointError: it holds a model and no state.
+        CheckpointError: the checkpoint has a model but no state.
     """
     if (folder / MODEL).is_dir() and not (folder / STATE).is_dir():
         raise CheckpointError(
@@ -62,22 +61,22 @@ class PromptCheckpoints:
     Args:
         actor: the group that keeps answers.
         plan: the plan of the run.
-        arrivals: takes what is scored meanwhile.
+        arrivals: the accounts of groups that are scored in the meantime.
 
     Attributes:
-        in_flight: prompts that were not learned from yet at the last checkpoint.
-        resumed: those of the checkpoint that the run resumes from, by what was made of each.
+        in_flight: the prompts not trained on yet at the last checkpoint, with their fates.
+        resumed: the prompts in flight of the checkpoint that the run resumes from, with their fates.
     """
 
     def __init__(self, actor: LanguageActorGroup, plan: PromptPlan, arrivals: Arrivals) -> None:
         self._actor, self._plan, self._arrivals = actor, plan, arrivals
         self.in_flight: ItemFates = {}
         self.resumed: ItemFates = {}
-        # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
+        # The numbers of a checkpoint's prompts that were restarted and continued, for the next step's metrics.
         self._again = self._continued = 0
 
     def save_unfinished(self, folder: Path, service: PromptService, step: int) -> Mapping[int, int | None]:
-        """Write the unfinished answers, which continue meanwhile.
+        """Write the unfinished answers while they continue.
 
         Returns:
             The positions of their problems, with the version of the oldest weights that drew a token; None where none
@@ -87,7 +86,7 @@ class PromptCheckpoints:
             return {}
         saved = self._actor.save_unfinished(str(folder))
         ((slots, *_),) = wait_for([saved], lambda: self._arrivals.take(service.poll()))
-        # What the rollout workers were done with is being scored.
+        # Wait for the finished answers that are still being scored.
         while not self._plan.under_way <= set(slots):
             self._arrivals.take(service.wait())
         return slots
@@ -100,10 +99,10 @@ class PromptCheckpoints:
         self.in_flight = self._plan.in_flight_at_checkpoint(unfinished)
 
     def restore(self, folder: Path, step: int, version: int) -> None:
-        """Restore plan and answers. Those that were not saved start again, and are counted.
+        """Restore plan and answers. Prompts without saved answers are restarted and counted.
 
         Raises:
-            CheckpointError: the checkpoint does not have them, or they are invalid.
+            CheckpointError: the checkpoint lacks them, or they are invalid.
         """
         file = folder / _DATA_FILE
         try:
@@ -123,7 +122,7 @@ class PromptCheckpoints:
         self.resumed = restored.fates
 
     def figures(self) -> dict[str, float]:
-        """Return how many prompts of a checkpoint were restarted and continued since the last call."""
+        """Return the numbers of a checkpoint's prompts restarted and continued since the last call, as metrics."""
         figures: dict[str, float] = {"rollout/prompted_again": self._again, "rollout/continued": self._continued}
         self._again = self._continued = 0
         return figures

@@ -1,4 +1,4 @@
-"""The items of a channel's key, for a process that does something else while none has arrived."""
+"""An inbox of a channel's key, for a process that works while nothing has arrived."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from rlinf_core import Channel, CommunicationTimeoutError, Work
 class Inbox:
     """The items of one key of a channel.
 
-    The next item may be long in coming, as when a trainer takes hours for a step: a wait has no end but the sender's
-    death.
+    A wait ends only with an item or the sender's death, as a trainer may take hours for a step.
 
     Args:
-        channel: the channel that holds them.
+        channel: the channel of the items.
         key: the key of the items.
     """
 
     def __init__(self, channel: Channel, key: str) -> None:
         self._channel = channel
         self._key = key
-        # The next item, where it was asked for.
+        # The pending request for the next item.
         self._next: Work[Any] | None = None
 
     def poll(self) -> list[Any]:
@@ -38,9 +37,9 @@ class Inbox:
                 return item
 
     def abandon(self) -> None:
-        """Cancel the request for the next item: the run has failed, and will resume from a checkpoint."""
+        """Cancel the request for the next item, after a failure that ends the run."""
         if self._next is not None:
-            # A handle that is never awaited logs a warning: its item would be lost.
+            # The callback avoids the warning of a handle that is never awaited.
             self._next.add_done_callback(lambda: None)
             self._next = None
 
@@ -50,7 +49,7 @@ class Inbox:
         return self._next
 
     def _take(self) -> list[Any]:
-        """Return the next item, waiting for it; none where its time is up."""
+        """Wait for the next item, and return it in a list; an empty list at a timeout."""
         work = self._asked()
         try:
             return [work.wait()]

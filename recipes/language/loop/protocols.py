@@ -1,20 +1,13 @@
-"""The groups of workers as the loop of language models calls them: each call returns a handle of all ranks' values.
-
-The workers are named and not imported: torch is for their processes.
-"""
+"""The worker groups of the language loop: each call returns a handle of all ranks' values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
-from recipes.language.config.language_config import LanguageConfig
-from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.prompts.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
 from recipes.training.comparing_worker import Comparing
-from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup, WorkerGroupHandle
-from rlinf_core.worker.group.worker_group import launch_together
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core import WorkerGroupHandle
 
 Metrics: TypeAlias = Mapping[str, float]
 Nothing: TypeAlias = WorkerGroupHandle[None]
@@ -58,7 +51,7 @@ class AnsweringGroup(PreparedGroup, Protocol):
 
 
 class GenerationGroup(EngineGroup, AnsweringGroup, Protocol):
-    """The workers that answer prompts by their own engines."""
+    """The workers that answer prompts with their own engines."""
 
     def generate_forever(self) -> Nothing: ...
     def try_alone(self, prompt: Prompt, /) -> Nothing: ...
@@ -90,43 +83,3 @@ class JudgeGroup(PreparedGroup, Protocol):
     """The workers that judge answers by a model."""
 
     def serve(self) -> Nothing: ...
-
-
-ACTOR = WorkerReference[LanguageActorGroup](
-    "recipes.language.workers.actor_worker:LanguageActor", LanguageActorGroup, "actor"
-)
-REWARD = WorkerReference[RewardGroup]("recipes.language.workers.reward_worker:RewardWorker", RewardGroup, "reward")
-CRITIC = WorkerReference[CriticGroup]("recipes.language.workers.critic_worker:LanguageCritic", CriticGroup, "critic")
-REFERENCE = WorkerReference[ReferenceGroup](
-    "recipes.language.workers.reference_worker:LanguageReference", ReferenceGroup, "reference"
-)
-TEACHER = WorkerReference[ReferenceGroup](
-    "recipes.language.workers.reference_worker:LanguageTeacher", ReferenceGroup, "teacher"
-)
-JUDGE = WorkerReference[JudgeGroup]("recipes.language.workers.judge_worker:JudgeWorker", JudgeGroup, "judge")
-
-
-def launch_groups(
-    config: LanguageConfig, cluster: Cluster, rollout: WorkerReference[Any], **others: WorkerReference[Any]
-) -> dict[str, WorkerGroup[Any]]:
-    """Place and start the workers of a job, and return their groups by component.
-
-    Args:
-        config: the configuration of the job.
-        cluster: the cluster.
-        rollout: the workers that hold engines.
-        others: further workers of a recipe, by component.
-    """
-    named: dict[str, WorkerReference[Any]] = dict(zip(OPTIONAL, (CRITIC, REFERENCE, TEACHER, JUDGE), strict=True))
-    optional = {name: named[name] for name in optional_components(config)}
-    common: dict[str, WorkerReference[Any]] = {"actor": ACTOR, "rollout": rollout, "reward": REWARD}
-    groups = {name: reference.create_group(config) for name, reference in {**common, **others, **optional}.items()}
-    placement = HybridComponentPlacement(config, cluster)
-    launch_together(cluster, {group: placement.get_strategy(name) for name, group in groups.items()})
-    return groups
-
-
-def optional_components(config: LanguageConfig) -> list[str]:
-    """Return those of critic, reference, teacher and judge that have a place, and something to do."""
-    placed = config.cluster.component_placement
-    return [name for name, component in OPTIONAL.items() if name in placed and not component.unneeded(config)]

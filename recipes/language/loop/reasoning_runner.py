@@ -1,8 +1,7 @@
 """The training loop of language models on problems with verifiable answers.
 
-Its one reason to change is the order of a run: start, the phases of a step, evaluation, checkpoints, end. What each of
-them decides or computes is elsewhere: the plan of prompts, services that have them answered, accounts of what arrived,
-what a checkpoint holds of prompts, recovery, progress of evaluations, metrics, files.
+This module only orders a run: start, the phases of a step, evaluation, checkpoints, end. Other modules decide and
+compute: the plan of prompts, generation services, accounts of arrivals, prompt checkpoints, recovery, metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
@@ -56,26 +55,28 @@ from rlinf_core.worker.calls import add_call
 from rlinf_core.worker.group.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")
-# Answers by their tokens, in `profile.json`.
+# The phase of answer lengths in `profile.json`.
 ANSWER = "answer"
 _numbers = itertools.count()
 
+# The maximum answers of a sample file.
+_SAMPLES: Final = 64
+
 
 class ReasoningRunner(RolloutRunner):
-    """Runs actor, rollout and reward workers until the run is over: answer, score, learn.
+    """A runner that has actor, rollout and reward workers answer, score and learn until the run is over.
 
-    Every step learns from a batch of prompts, each answered several times. The runner knows numbers of problems and
-    metrics of groups (`PromptPlan` decides, a `PromptService` acts); tokens go from worker to worker.
+    Every step learns from a batch of prompts, each answered several times. The runner handles only numbers of problems
+    and metrics of groups (`PromptPlan` decides, a `PromptService` acts); workers exchange tokens directly.
 
-    With `runner.max_staleness: 0` a step is sync, generation, advantages, training, one after the other. With k the
-    prompts of the next k steps are being answered meanwhile, and generation never stops: new weights are loaded between
-    two tokens, and no token trains weights more than k versions newer than those that drew it.
+    With `runner.max_staleness: 0`, a step runs sync, generation, advantages and training in sequence. With k, the
+    prompts of the next k steps are answered at the same time, and generation never stops: engines load new weights
+    between two tokens, and no token trains weights more than k versions newer than those that drew it.
 
     Args:
         cfg: the configuration of the job.
-        groups: the workers by component: `actor` trains, `rollout` holds engines, and answers where no others do, and
-            `reward` scores; where they are placed `critic`, `reference` and `teacher` evaluate the tokens of a batch,
-            and `judge` judges answers.
+        groups: the workers by component: `actor` trains, `rollout` holds engines and answers unless other workers do,
+            `reward` scores; if placed, `critic`, `reference` and `teacher` evaluate tokens, and `judge` judges answers.
         record: see `Runner`.
     """
 
@@ -95,7 +96,7 @@ class ReasoningRunner(RolloutRunner):
         self._critics: list[CriticGroup] = placed("critic")
         self._references: list[ReferenceGroup] = placed("reference", "teacher")
         self._judges: list[JudgeGroup] = placed("judge")
-        # Their calls, which continue for the whole run.
+        # The judges' calls, which last for the whole run.
         self._judging: list[WorkerGroupHandle[None]] = []
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
@@ -120,7 +121,7 @@ class ReasoningRunner(RolloutRunner):
 
     @property
     def last_step(self) -> int | None:
-        """The step after which the run ends; None: it has no end. An epoch is a pass over the problems."""
+        """The last step of the run, None without an end; an epoch is a pass over the problems."""
         limits: list[int] = [] if self._settings.max_steps == NEVER else [self._settings.max_steps]
         if self._settings.max_epochs != NEVER and self._problems:
             prompts = self._settings.max_epochs * self._problems
@@ -135,7 +136,7 @@ class ReasoningRunner(RolloutRunner):
         sizes = self.world_sizes
         further = [sizes.get(name, 0) for name in OPTIONAL_COMPONENTS]
         layout = LanguageLayout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
-        # The channels' processes start while the workers load models and data.
+        # Start the channels' processes while the workers load models and data.
         with ThreadPoolExecutor(2, "rlinf-channel") as pool:
             channels = [pool.submit(Channel.create, name) for name in (answers, scored)]
             wait_together(*(cast("Any", group).init_worker(layout) for group in self.groups.values()))
@@ -150,12 +151,12 @@ class ReasoningRunner(RolloutRunner):
         self._serve(self._sync_rollouts())
 
     def _serve(self, service: PromptService) -> None:
-        """Ask a service from now on."""
+        """Use a service from now on."""
         service.alongside = self._judging
         self._service = service
 
     def _prepared(self, layout: Any) -> None:
-        """Note what workers were prepared with, for those that take the place of dead ones."""
+        """Pass what workers were prepared with to the recovery, for replaced workers."""
         self._recovery.prepared(layout, self._channels[0], self.send_weights)
 
     def _sync_rollouts(self) -> PromptService:
@@ -185,7 +186,7 @@ class ReasoningRunner(RolloutRunner):
     # A step
 
     def train_step(self, step: int) -> dict[str, float]:
-        """Carry out the four phases of a step."""
+        """Run the four phases of a step."""
         self.update_rollout_weights(step)
         metrics = self.generate_rollouts(step)
         with self.phase(step, events.ADVANTAGES):
@@ -200,16 +201,17 @@ class ReasoningRunner(RolloutRunner):
             learning, last = (self.actor, *self._critics), self.last_step
             for figures in self._while_generating(step, *(group.run_training(step, last) for group in learning)):
                 metrics |= rank_figures(figures)
+        metrics["train/actor/tokens"] = float(self._tokens)
         metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
         if not self._compared_engine:
-            # In the first step in which an answer has a gradient. Other groups may be generating without an end.
+            # Actors compare in the first step with a gradient. Ask them alone, as other groups may generate forever.
             self._compared_engine = self._note_actor()
         if step == self.last_step:
             self._end_stream()
         return metrics
 
     def _note_actor(self) -> bool:
-        """Record what the actors have compared; return whether they have."""
+        """Record the actors' comparisons; return whether there are any."""
         checks = comparisons_of([self.groups["actor"]])
         note_comparisons(self.record.folder.path, checks)
         return bool(checks)
@@ -241,8 +243,7 @@ class ReasoningRunner(RolloutRunner):
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
         """Have the batch of a step answered and scored, and send it to the actors with tokens evenly distributed.
 
-        Groups that are dropped (`algorithm.filter_groups`) are replaced by those of further prompts, up to
-        `max_refills` times.
+        Further prompts replace dropped groups (`algorithm.filter_groups`), up to `max_refills` times.
 
         Returns:
             Metrics of all answers, by their full names.
@@ -258,12 +259,12 @@ class ReasoningRunner(RolloutRunner):
             groups = self._plan.take(step)
             for length in (length for group in groups for length in group.lengths):
                 add_call(ANSWER, length, 0.0)
-            self._arrivals.close(step, self.record.folder.path, self._settings.max_samples)
+            self._arrivals.close(step, self.record.folder.path, _SAMPLES)
             kept = [group for group in groups if group.kept]
             if not kept:
                 raise nothing_to_learn(step, groups)
             assignment = assign(kept, self.world_sizes["actor"], self._cfg.minibatches)
-            # Where generation never stops the reward workers have put the answers into a channel.
+            # In asynchronous rollouts, the reward workers have already put the answers into a channel.
             sends = () if self.runs_ahead else (self.reward.send_rollout_batch(step, assignment),)
             wait_together(*sends, self.actor.recv_rollout_batch(step, assignment))
             self._rest(weights_follow=True)
@@ -290,8 +291,7 @@ class ReasoningRunner(RolloutRunner):
         self._service.ask(self._suspects.marked(prompts))
 
     def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
-        """Wait for calls and return their results; with asynchronous rollouts, prompts of later steps are answered
-        meanwhile."""
+        """Wait for calls and return their results; asynchronous rollouts answer prompts of later steps meanwhile."""
         if not self.runs_ahead:
             return wait_together(*handles)
         later = self.steps_ahead(step)[1:]
@@ -303,10 +303,10 @@ class ReasoningRunner(RolloutRunner):
         return wait_for(handles, serve)
 
     def _groups_shown(self, step: int) -> int:
-        """Return how many groups of a step are kept for people to read."""
+        """Return the number of groups of a step whose samples are written."""
         interval = self._settings.sample_interval
         due = interval != NEVER and (step == 1 or self._is_due(interval, step))
-        return -(-self._settings.max_samples // self._cfg.algorithm.group_size) if due else 0
+        return -(-_SAMPLES // self._cfg.algorithm.group_size) if due else 0
 
     def _end_stream(self) -> None:
         """End asynchronous rollouts; later requests are synchronous."""
@@ -317,7 +317,7 @@ class ReasoningRunner(RolloutRunner):
     # Evaluation
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
-        """Answer the problems of evaluation, and return how many were right."""
+        """Answer the evaluation problems, and return the metrics of `evaluation_metrics`."""
         self.update_rollout_weights(step)
         self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         data = self._cfg.data
@@ -339,7 +339,7 @@ class ReasoningRunner(RolloutRunner):
         return evaluation_metrics(groups, samples)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
-        """Return reports of the answers to prompts that are not trained on, by slot."""
+        """Return the reports of evaluation prompts, ordered by slot."""
         self._service.ask(prompts)
         reports: list[GroupReport] = []
         while len(reports) < len(prompts):
@@ -379,11 +379,11 @@ class ReasoningRunner(RolloutRunner):
         return self._prompts.in_flight
 
     def items_resumed(self, in_flight: ItemFates) -> ItemFates:
-        """See `Runner`: answers that are too old by now are drawn again."""
+        """See `Runner`: answers that are too old are sampled again."""
         return self._prompts.resumed
 
     def finish(self) -> None:
-        """Write the trained model as a folder that other programs load: `model` in the run folder."""
+        """End the stream and the judges, and write the trained model to `model` in the run folder."""
         self._end_stream()
         for rank in range(self.world_sizes.get("judge", 0)):
             self._channels[0].put(None, key=judge_key(rank))

@@ -1,1 +1,1 @@
-"""Causal language models: loaded or built, as policies and as values, over packed rows."""
+"""Causal language models, loaded or built, as policies and critics over packed rows."""

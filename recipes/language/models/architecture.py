@@ -1,4 +1,4 @@
-"""Facts about the attention and the positions of a language model, by its configuration."""
+"""Properties of a language model's attention and positions, from its configuration."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def use_exact_attention(model: PreTrainedModel) -> None:
-    """Let a model compute its attention by a kernel that leaves nothing out of it.
+    """Make a model use an attention kernel that supports all of its features.
 
-    Torch's own has no cap of scores (Gemma 2).
+    Torch's kernel lacks the soft cap of scores (Gemma 2).
     """
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")
 
 
 def takes_masks(model: PreTrainedModel) -> bool:
-    """Return whether a model computes as a mask of all pairs of tokens and their positions say.
+    """Return whether a model obeys an arbitrary mask of token pairs and positions.
 
-    Models do whose attention is torch's kernel, and whose positions are neither those of columns nor recurrent.
+    A model does if its attention is torch's kernel, and it takes `position_ids` instead of counting columns.
     """
     made = cast("Any", model)
     parameters = inspect.signature(made.get_decoder().forward).parameters
@@ -31,11 +31,11 @@ def takes_masks(model: PreTrainedModel) -> bool:
 
 
 def sees_all_before(config: Any, length: int) -> bool:
-    """Return whether each token attends to all tokens before it in sequences of a length.
+    """Return whether each token attends to all earlier tokens in sequences of up to `length` tokens.
 
     Args:
-        config: the configuration of a text model of transformers.
-        length: tokens of the longest sequence.
+        config: the configuration of a text model from transformers.
+        length: the length of the longest sequence in tokens.
     """
     kinds = cast("Sequence[str]", getattr(config, "layer_types", None) or ())
     if set(kinds) - {"full_attention", "sliding_attention"} or getattr(config, "attention_chunk_size", None):
@@ -44,11 +44,27 @@ def sees_all_before(config: Any, length: int) -> bool:
     return all(not window or window >= length for window in windows)
 
 
+def stretched(positions: int, rope: object) -> int:
+    """Return the maximum sequence length of a model.
+
+    Args:
+        positions: its `max_position_embeddings`, which in Qwen's folders leave the factor of `yarn` out.
+        rope: the settings of its rotary angles, `rope_parameters` or `rope_scaling`; the types `yarn` and `linear`
+            stretch the positions by a factor.
+    """
+    settings = cast("dict[str, Any]", rope) if isinstance(rope, dict) else {}
+    factor, original = settings.get("factor"), settings.get("original_max_position_embeddings") or positions
+    stretches = settings.get("rope_type", settings.get("type")) in ("yarn", "linear")
+    if stretches and isinstance(factor, int | float) and isinstance(original, int):
+        return max(positions, int(factor * original))
+    return positions
+
+
 def longest_exact(config: Any) -> int | None:
     """Return the maximum sequence length for which a model's rotary angles depend only on positions; None: unlimited.
 
-    `longrope` (Phi-3) changes its angles where a sequence is longer than the original length, and `dynamic` where it is
-    longer than `max_position_embeddings`. In a batch, and while an answer grows, one length would decide for all.
+    `longrope` (Phi-3) changes its angles for sequences beyond the original length, and `dynamic` beyond
+    `max_position_embeddings`, so the longest sequence of a batch would decide for all.
 
     Args:
         config: the configuration of a text model of transformers.

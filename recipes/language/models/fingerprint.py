@@ -1,4 +1,4 @@
-"""Fingerprints of weights, equal on both sides of a transfer."""
+"""Checksums of weights, to compare both sides of a transfer."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 _BLOCK_BYTES = 16384
-# Read, then copied: little enough to be in the second-level cache of a core still. `memmove` from there takes half the
-# processor time of torch's own copy.
+# Bytes to read and then copy: little enough to stay in a core's second-level cache, from where `memmove` takes half the
+# processor time of torch's copy.
 _COPIED_BYTES = 512 << 10
 
 
 class Fingerprint:
-    """An order-independent fingerprint of tensors that arrive one by one.
+    """An order-independent checksum of tensors that arrive one by one.
 
-    It depends on the names, types, shapes and contents of all of them. Contents enter as sums of their bits, eight
-    bytes a number, over blocks of 16 KiB, at the speed of reading memory: a torn or stale transfer is found, a forged
-    one is not.
+    It depends on names, types, shapes and contents. Contents enter as sums of 8-byte integers over blocks of 16 KiB, at
+    the speed of reading memory: this detects torn and stale transfers, but not forged ones.
     """
 
     def __init__(self) -> None:
@@ -30,19 +29,19 @@ class Fingerprint:
         return name in self._parts
 
     def add(self, name: str, tensor: Tensor, *, copy_to: Tensor | None = None) -> None:
-        """Take a tensor into account; its bytes are read now.
+        """Add a tensor, whose bytes are read now.
 
         Args:
-            name: its name; a tensor of the same name that was added before is replaced.
+            name: the name of the tensor; an earlier tensor of this name is replaced.
             tensor: the tensor.
-            copy_to: a contiguous tensor of its shape and type, on the host as well, which is filled with its values on
-                the way: each part is read while it is in the processor's cache.
+            copy_to: a contiguous tensor of the same shape and type to copy the values to, part by part while they are
+                in the processor's cache; both tensors must be on the host.
 
         Raises:
-            ValueError: `copy_to` is not such a tensor.
+            ValueError: `copy_to` differs in shape or type, is not contiguous, or is not on the host.
         """
         if copy_to is not None:
-            # Its memory is written without torch, which would look.
+            # `memmove` writes this memory without torch's checks.
             alike = copy_to.shape == tensor.shape and copy_to.dtype == tensor.dtype
             if not (alike and copy_to.is_contiguous() and copy_to.is_cpu and tensor.is_cpu):
                 raise ValueError(f"`{name}` cannot be copied to a tensor of another shape, dtype, layout or device")
@@ -68,7 +67,7 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _block_sums(flat: Tensor, target: Tensor | None) -> Tensor:
-    """Return sums of bits by block, as wrapping int64 numbers; the last is that of the remainder."""
+    """Return wrapping int64 sums of each block, and of the remainder, last."""
     size = flat.element_size()
     whole = flat.numel() * size // _BLOCK_BYTES * _BLOCK_BYTES // size
     blocks = flat[:whole]

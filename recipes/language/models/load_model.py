@@ -26,10 +26,10 @@ PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 
 def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return the causal language model in a folder, on the CPU. No code of the folder is run.
+    """Return the causal language model of a folder, on the CPU; no code of the folder is run.
 
     Raises:
-        ConfigError: it does not exist, or its weights are missing.
+        ConfigError: the folder does not exist, or its weights are missing.
     """
     require_transformers()
     from transformers import AutoModelForCausalLM
@@ -38,10 +38,10 @@ def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
 
 
 def hollow_causal(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Return the causal language model in a folder without its weights; see `hollow_pretrained`.
+    """Return the causal language model of a folder without its weights; see `hollow_pretrained`.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: the folder does not exist, or has no causal language model.
     """
     require_transformers()
     from transformers import AutoModelForCausalLM
@@ -53,10 +53,10 @@ def hollow_causal(folder: str, dtype: torch.dtype = torch.float32) -> PreTrained
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Difference:
-    """Compare the tokens of a tokenizer with the rows of a model's embedding, and return how many there are.
+    """Check that a model's embedding has a row for each token of a tokenizer, and return both numbers as a note.
 
     Raises:
-        ConfigError: the model does not know them all.
+        ConfigError: the embedding has fewer rows.
     """
     known: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
     needed = len(cast("Any", tokenizer))
@@ -92,16 +92,17 @@ def built_model(
     """Return a Qwen2 with fresh weights that fits a tokenizer, in float32 on the CPU.
 
     Args:
-        tokenizer: decides the vocabulary.
-        hidden_dim: width; a multiple of 32, which is the width of a head.
+        tokenizer: the tokenizer, which defines the vocabulary.
+        hidden_dim: the width, even; heads have 32 numbers, or more if it is no multiple of 32.
         layers: the number of layers.
-        positions: longest sequence.
+        positions: the maximum sequence length.
         seed: the seed of the weights.
     """
     require_transformers()
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     made: Any = tokenizer
+    heads = next(count for count in range(max(1, hidden_dim // 32), 0, -1) if hidden_dim % (2 * count) == 0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = Qwen2Config(
@@ -109,8 +110,8 @@ def built_model(
             hidden_size=hidden_dim,
             intermediate_size=2 * hidden_dim,
             num_hidden_layers=layers,
-            num_attention_heads=max(1, hidden_dim // 32),
-            num_key_value_heads=max(1, hidden_dim // 32),
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
             max_position_embeddings=positions,
             tie_word_embeddings=False,
             bos_token_id=None,
@@ -121,10 +122,10 @@ def built_model(
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tuple[int, ...]:
-    """Return the tokens that end an answer: the tokenizer's, and those that the model's folder names.
+    """Return the tokens that end an answer: the tokenizer's, and those named in the model's folder.
 
     Raises:
-        ConfigError: the folder names something else.
+        ConfigError: the folder names invalid tokens.
     """
     made: Any = tokenizer
     ids: list[int] = [made.eos_token_id] if made.eos_token_id is not None else []
@@ -133,10 +134,10 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tu
 
 
 def make_tokenizer(config: DescribedModel) -> PreTrainedTokenizerBase:
-    """Return the actor's tokenizer: from its own folder, from the model's, or built from scratch.
+    """Return the actor's tokenizer, from its folder or the model's, or built from scratch.
 
     Raises:
-        ConfigError: there is none in the folder.
+        ConfigError: the folder has no tokenizer.
     """
     folder = config.tokenizer.tokenizer_model or config.model.model_path
     return (
@@ -152,7 +153,7 @@ def make_model(
     """Return the model that `actor.model` describes, loaded from a folder or built from scratch.
 
     Raises:
-        ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.
+        ConfigError: the model cannot be loaded, or lacks tokens of the tokenizer.
     """
     model = config.model
     if model.model_path is None:

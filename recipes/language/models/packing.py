@@ -1,4 +1,4 @@
-"""Sequences laid into rows for a forward pass of transformers' own attention."""
+"""Packing of sequences into rows for a forward pass with transformers' attention."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.training.typed_tensors import integers, pieces
 
-# Fewer common tokens than this are not worth a mask.
+# A shorter common prefix is not worth a mask.
 MIN_SHARED = 4
-# Sequences stand behind what they begin with alike as long as their own tokens are that many times as many: each of
-# them meets those of all others, too.
+# Sequences share one copy of their prefix while their own tokens are at most this many times the prefix: attention also
+# computes each token's scores with the other sequences' tokens.
 MOST_OTHERS = 4
-# Tokens of a row that holds several sequences: a mask has a number for each pair of them.
+# The maximum tokens of a row with several sequences: its mask has an entry for each pair of tokens.
 WIDEST = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows of tokens that hold sequences, filled up on the right.
+    """Rows of packed sequences, padded on the right.
 
     Attributes:
-        tokens: int64 [n, T].
-        positions: int64 [n, T], of each token in its sequence; None: the column, as each row is one sequence.
-        mask: bool [n, 1, T, T], which columns each token sees; None: all up to its own.
-        predictors: int64 [A], the place in [n * T] whose output predicts each target.
-        targets: int64 [A], tokens.
-        longest: tokens of the longest sequence.
+        tokens: int64 [n, T], token ids.
+        positions: int64 [n, T], position of each token in its sequence; None: its column, as a row is one sequence.
+        mask: bool [n, 1, T, T], whether a token sees a column; None: all up to its own.
+        predictors: int64 [A], place in [n * T] whose output predicts each target.
+        targets: int64 [A], tokens to predict.
+        longest: the length of the longest sequence.
     """
 
     tokens: Tensor
@@ -43,10 +43,10 @@ class PackedRows:
 
 
 def pack(batch: RolloutBatch, *, masks: bool = True, device: torch.device | str = "cpu") -> PackedRows:
-    """Lay a batch into rows.
+    """Pack a batch into rows.
 
     Args:
-        batch: the sequences, in whatever order.
+        batch: the sequences, in any order.
         masks: see `RowLayout`.
         device: the device of the result.
     """
@@ -63,10 +63,10 @@ class _Place(NamedTuple):
     """The place of a sequence in a row.
 
     Attributes:
-        row: its row.
-        common: how many tokens it shares with others.
-        first, own: the columns of the first of these, and of the first that is its own.
-        end: the column after all that share them.
+        row: the row of the sequence.
+        common: the number of tokens shared with other sequences.
+        first, own: the columns of the first shared token and of the first own token.
+        end: the column after all sequences that share the tokens.
     """
 
     row: int
@@ -77,7 +77,7 @@ class _Place(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """Sequences, by their numbers, and how many tokens they begin with alike, which stand once."""
+    """Sequences, by number, with a common prefix that is stored once, and its length."""
 
     common: int
     members: list[int]
@@ -85,12 +85,12 @@ class _Tree(NamedTuple):
 
 
 class RowLayout:
-    """Places of sequences in rows.
+    """The layout of sequences in rows.
 
     Args:
-        sequences: their tokens; each has at least one.
-        masks: whether rows may have a mask. Then tokens that several sequences begin with stand once, and sequences
-            that are short beside others share a row, up to `WIDEST` tokens; what a model computes is the same.
+        sequences: the tokens of each sequence, at least one.
+        masks: whether rows may have a mask. Then common prefixes are stored once, and short sequences share a row of
+            up to `WIDEST` tokens; the model's results are the same.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]], *, masks: bool) -> None:
@@ -114,17 +114,17 @@ class RowLayout:
         self._taken = taken
 
     def places(self, number: int) -> Tensor:
-        """Return the place of each token of a sequence in [rows * width], int64."""
+        """Return the place of each token of a sequence in [rows * width], int64 [tokens]."""
         row, common, first, own, _ = self._places[number]
         count = len(self._sequences[number]) - common
         return row * self._width + torch.cat((torch.arange(first, first + common), torch.arange(own, own + count)))
 
     def rows(self, predictors: Tensor, targets: Tensor, device: torch.device | str = "cpu") -> PackedRows:
-        """Return the rows, with what they are to predict; see `PackedRows`."""
+        """Return the rows, with predictors and targets; see `PackedRows`."""
         count, width = len(self._taken), self._width
         tokens = torch.zeros(count * width, dtype=torch.int64)
         positions = torch.zeros_like(tokens)
-        # Behind each token, the column up to which others see it.
+        # For each token, the column up to which others see it.
         ends = torch.full_like(tokens, width)
         for number, place in self._places.items():
             where = self.places(number)
@@ -144,7 +144,7 @@ class RowLayout:
 
 
 def _trees(sequences: Sequence[Sequence[int]]) -> list[_Tree]:
-    """Return sequences by what they begin with alike, where that is enough to be worth it."""
+    """Return sequences grouped by common prefixes that are worth sharing."""
     trees: list[_Tree] = []
     for number in sorted(range(len(sequences)), key=lambda number: tuple(sequences[number])):
         length = len(sequences[number])
@@ -157,11 +157,11 @@ def _trees(sequences: Sequence[Sequence[int]]) -> list[_Tree]:
                 trees[-1] = _Tree(common, [*before.members, number], common + own)
                 continue
         trees.append(_Tree(length, [number], length))
-    # What is alone shares nothing.
+    # A sequence alone shares nothing.
     return [tree if len(tree.members) > 1 else tree._replace(common=0) for tree in trees]
 
 
 def _common(one: Sequence[int], other: Sequence[int], most: int) -> int:
-    """Return how many tokens two sequences begin with alike, `most` at most."""
+    """Return the length of the common prefix of two sequences, at most `most`."""
     limit = min(len(one), len(other), most)
     return next((place for place in range(limit) if one[place] != other[place]), limit)

@@ -1,7 +1,7 @@
-"""The comparison of rows, masks and caches with one sequence at a time, once, before anything depends on them.
+"""A start-up check of rows, masks and caches against passes of one sequence at a time.
 
-An engine and a trainer that share a fault agree with each other. The reference is therefore a pass of each sequence by
-itself, by transformers' eager attention, without a cache, a mask or padding.
+Engine and trainer would agree if they shared a fault. The reference is therefore a pass of each sequence alone, by
+transformers' eager attention, without cache, mask or padding.
 """
 
 # transformers has few types.
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     from recipes.language.models.policy import AnswerModel
 
-# What a model of transformers is compared with.
+# The reference of comparisons, for messages.
 PLAIN: Final = "transformers' eager attention, one sequence at a time"
-# Answers to one prompt, as tokens.
+# The lengths of the prompt and of its answers, in tokens.
 _PROMPT, _ANSWERS = 40, (24, 17)
-# Largest difference of one log-probability that rounding explains.
+# The largest difference of a log-probability that rounding explains, in nats.
 LIMITS: Final = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 @contextmanager
 def plain_attention(model: PreTrainedModel) -> Generator[None, None, None]:
-    """Let a model compute by transformers' eager attention in here."""
+    """Make a model use transformers' eager attention within the block."""
     before: str = cast("Any", model.config)._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -45,15 +45,15 @@ def plain_attention(model: PreTrainedModel) -> Generator[None, None, None]:
 
 
 def check_policy(policy: AnswerModel) -> Difference | None:
-    """Compare a policy's log-probabilities of rows with those of its model, sequence by sequence.
+    """Compare a policy's log-probabilities of packed rows with those of its model, sequence by sequence.
 
-    All ranks that share the weights call it together.
+    Collective: all ranks that share the weights call it together.
 
     Returns:
         The largest difference of a log-probability, in nats; None for a model without memory.
 
     Raises:
-        ConfigError: they differ by more than rounding explains, or the model cannot be called so.
+        ConfigError: the log-probabilities differ by more than rounding, or the model's interface is not supported.
     """
     model = policy.causal
     if model.device.type == "meta":
@@ -69,7 +69,7 @@ def check_policy(policy: AnswerModel) -> Difference | None:
             theirs = torch.cat([_plain_logprobs(model, sequence) for sequence in sequences])
         kinds = (True, False) if policy.takes_masks(_PROMPT + max(_ANSWERS)) else (False,)
         apart = [(_row_logprobs(policy, sequences, masks) - theirs).abs().max() for masks in kinds]
-        # Layers may compute in another type than that of the weights.
+        # Read the type here: layers may compute in another type than the stored weights'.
         return torch.stack(apart).max(), cast("Any", model.get_output_embeddings()).weight.dtype
 
     with refusing(f"`{kind}` is not supported"), torch.no_grad():
@@ -82,7 +82,7 @@ _REMEDY = "use a model family listed in docs/language-models.md, and report this
 
 @contextmanager
 def refusing(message: str) -> Generator[None, None, None]:
-    """Raise what a model raises that cannot be called as others as a ConfigError with this message."""
+    """Turn the errors of a model with an unsupported interface into a ConfigError with this message."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
@@ -91,10 +91,10 @@ def refusing(message: str) -> Generator[None, None, None]:
 
 
 def rounding(message: str, largest: float, dtype: torch.dtype, tokens: int) -> Difference:
-    """Return the largest difference of a log-probability.
+    """Return the largest difference of a log-probability, if rounding explains it.
 
     Raises:
-        ConfigError: with this message; it is more than rounding explains.
+        ConfigError: the difference exceeds rounding; `message` begins the error.
     """
     limit = LIMITS.get(dtype, max(LIMITS.values()))
     if not largest <= limit:

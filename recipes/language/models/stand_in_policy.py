@@ -1,4 +1,4 @@
-"""The policy of a rehearsal: weights of a model's names and shapes, which are zeros, and nothing computed."""
+"""The policy of a rehearsal: zero weights with a model's names and shapes, and no computation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recipes.training.initial.weight_sources import WeightSource
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Numbers that are trained.
+# The number of trained scalars.
 _WIDTH = 8
 
 
 class StandInLanguagePolicy(LanguagePolicy):
-    """A policy with the weights of a model, which are zeros and not trained, and a few numbers that are."""
+    """A policy with frozen weights of a model, and a few scalars that are trained."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -28,7 +28,7 @@ class StandInLanguagePolicy(LanguagePolicy):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """See `AnswerModel`: no layer computes, so that none is gathered alone."""
+        """See `AnswerModel`: none, as no layer computes."""
         return []
 
     def forward(self, rows: PackedRows, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
@@ -37,7 +37,7 @@ class StandInLanguagePolicy(LanguagePolicy):
 
 
 class Zeros(WeightSource):
-    """Weights that are zeros."""
+    """A source of zero weights."""
 
     def rows(self, name: str, like: Tensor, start: int, count: int) -> Tensor:
         return torch.zeros((count, *like.shape[1:]) if like.dim() else (), dtype=like.dtype)

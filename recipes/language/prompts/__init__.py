@@ -1,1 +1,1 @@
-"""Prompts: the plan of a step, the curriculum, and the messages to workers."""
+"""Prompts: their plan, the curriculum, and messages to workers."""

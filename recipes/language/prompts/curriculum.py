@@ -1,4 +1,4 @@
-"""The choice of training problems: those too easy or too hard when they were asked last are passed over."""
+"""The choice of training problems: those that were too easy or too hard when last asked are skipped for a while."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rlinf_core.statistics import mean
 
 
 class _Measured(NamedTuple):
-    """A problem that was asked: the share of right answers, and how often it was passed over since."""
+    """The share of right answers to a problem, and how often the problem was skipped since."""
 
     rate: float
     passed_over: int = 0
 
 
 class Curriculum:
-    """Passes over training problems that are too easy or too hard for the policy, as it was when they were asked.
+    """A filter that skips training problems that were too easy or too hard for the policy when last asked.
 
-    A problem that was never asked is asked. One whose share of right answers was outside of the bounds is passed over
-    `rests` times, and then asked again: the policy is another one by then. An order in which everything would be
-    passed over continues with what comes next.
+    A problem that was never asked is asked. A problem whose share of right answers was outside the bounds is skipped
+    `rests` times, and then asked again, as the policy has changed. If all problems would be skipped, the next one is
+    asked.
 
     Args:
-        low, high: bounds of the share of right answers, both within.
+        low, high: inclusive bounds of the share of right answers.
         problems: the number of problems.
         seed, shuffle: the seed and shuffle of the order of problems.
-        rests: how often a problem is passed over before it is asked again.
+        rests: how often a problem is skipped before it is asked again.
 
     Attributes:
-        passed_over: problems so far, for metrics.
+        passed_over: the number of skips so far, for metrics.
     """
 
     def __init__(self, *, low: float, high: float, problems: int, seed: int, shuffle: bool, rests: int = 3) -> None:
@@ -45,7 +45,7 @@ class Curriculum:
         self.passed_over = 0
 
     def next_position(self, start: int) -> int:
-        """Return the first position from `start` on whose problem is asked."""
+        """Return the first position from `start` on whose problem is to be asked."""
         for position in range(start, start + self._problems):
             (problem,) = training_order(self._problems, position, 1, seed=self._seed, shuffle=self._shuffle)
             measured = self._measured.get(problem)
@@ -57,19 +57,19 @@ class Curriculum:
         return start
 
     def observe(self, report: GroupReport) -> None:
-        """Take the share of right answers of a group that was trained on."""
+        """Record the share of right answers of a training group."""
         if report.step and report.corrects:
             self._measured[report.problem] = _Measured(mean([float(right) for right in report.corrects]))
 
     def state(self) -> dict[str, Any]:
-        """Return everything as plain data for JSON."""
+        """Return the state as plain data for JSON."""
         return {
             "passed_over": self.passed_over,
             "measured": [[problem, *measured] for problem, measured in self._measured.items()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned."""
+        """Restore a result of `state`."""
         self.passed_over = int(state["passed_over"])
         self._measured = {
             int(problem): _Measured(float(rate), int(rests)) for problem, rate, rests in state["measured"]
@@ -77,7 +77,7 @@ class Curriculum:
 
 
 def make_curriculum(data: LanguageDataConfig, problems: int) -> Curriculum | None:
-    """Return what passes over training problems, of which there are that many; None where nothing asks for it."""
+    """Return the curriculum for this number of training problems; None if `data.curriculum` is not set."""
     settings = data.curriculum
     if settings is None or not problems:
         return None

@@ -1,4 +1,4 @@
-"""Prompts of language models: distribution to workers, reports about their answers, and requests to judges."""
+"""Messages about prompts: orders to workers, reports of their answers, and requests to judges."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 
 class Prompt(NamedTuple):
-    """A problem that a rollout worker is to answer.
+    """An order to answer a problem.
 
     Attributes:
-        slot: number of the group of its answers; no other group that is under way has it.
-        position: place in the endless order of training problems, or number of the evaluation problem.
-        step: the training step that learns from the answers, which draws depend on; 0: evaluation.
-        worker: rank of the rollout worker that answers.
+        slot: the number of the group of answers, unique among groups in progress.
+        position: the place in the endless order of training problems, or the number of the evaluation problem.
+        step: the training step that learns from the answers, which also seeds sampling; 0: evaluation.
+        worker: the rank of the worker that answers.
         answers: the number of answers.
-        temperature: the temperature of the draws; 0 takes the most likely token.
-        version: the version of the oldest weights that may draw an answer's tokens.
-        shown: whether people may read the answers.
-        begun: whether a checkpoint has restored the partial answers.
-        set_aside: whether it killed its processes: nothing of it is done, and its answers count as failed.
+        temperature: the sampling temperature; 0: greedy.
+        version: the oldest version of weights that may draw an answer's tokens.
+        shown: whether the answers are written as samples.
+        begun: whether partial answers were restored from a checkpoint.
+        set_aside: whether the prompt is quarantined for killing its processes: its answers count as failed.
     """
 
     slot: int
@@ -38,20 +38,28 @@ class Prompt(NamedTuple):
         """Whether the answers are trained on."""
         return self.step > 0
 
+    def seed(self, seed: int, problems: int) -> int:
+        """Return the seed of the answers' draws, given that of the job and the number of problems.
+
+        Each step draws anew, and each epoch: a batch of more prompts than problems asks the same problem several times.
+        """
+        epoch = self.position // problems if self.trains else 0
+        return (seed << 32) + (epoch << 20) + self.step
+
 
 def unlearned_prompts(
     first: int, count: int, workers: int, answers: int, temperature: float, version: int
 ) -> list[Prompt]:
-    """Return prompts of the problems of evaluation from `first` on, dealt to that many workers; see `Prompt`."""
+    """Return prompts for `count` evaluation problems from `first` on, distributed over workers; see `Prompt`."""
     return [Prompt(slot, first + slot, 0, slot % workers, answers, temperature, version) for slot in range(count)]
 
 
 class GenerationReport(NamedTuple):
-    """Figures of a worker's share of a generation.
+    """The metrics of a worker's share of a generation.
 
     Attributes:
-        tokens: drawn.
-        seconds: the seconds that the engine worked.
+        tokens: the number of tokens drawn.
+        seconds: the seconds of the engine's work.
     """
 
     tokens: int
@@ -59,31 +67,31 @@ class GenerationReport(NamedTuple):
 
 
 class GroupReport(NamedTuple):
-    """The facts about the answers to one prompt that the runner knows.
+    """The runner's report of the answers to one prompt.
 
-    An answer that could not be scored is not a sample: `failures` counts it, and nothing else does.
+    An answer that could not be scored is counted only in `failures`.
 
     Attributes:
         slot: the slot of the prompt.
         step: the step of the prompt; 0: evaluation.
-        problem: number of the problem in its set.
-        source: name of that set.
-        difficulty: label of the problem, or "".
+        problem: the number of the problem in its data set.
+        source: the name of the data set.
+        difficulty: the label of the problem, or "".
         tokens: the number of tokens of all sequences, prompts included.
         rewards: the reward of each answer that was scored.
-        lengths: tokens drawn of each answer.
+        lengths: the number of tokens drawn for each answer.
         truncated: the number of answers that ended at their limit.
-        failures: answers that could not be scored, by kind.
-        parts: sums of named parts of rewards.
-        oldest: version of the oldest weights that drew a token.
-        version_sum: sum of the versions of all tokens drawn.
-        skipped: whether the prompt was longer than the limit; it has no answers then.
+        failures: the number of answers that could not be scored, by cause.
+        parts: sums over the answers of named parts of rewards.
+        oldest: the version of the oldest weights that drew a token.
+        version_sum: the sum of the versions of all drawn tokens.
+        skipped: whether the prompt exceeded the length limit, and so has no answers.
         dropped: whether the answers are not trained on, because their rewards are equal (`algorithm.filter_groups`).
         figures: sums over the answers of further metrics, by their full names.
-        corrects: which of the answers are right.
-        spoiled: whether too few answers are left of the group, since others could not be scored.
-        failure: why the first of those could not be; "" where there is none.
-        exits: bad ends that the policy can have caused, by their names; these answers are samples.
+        corrects: whether each scored answer is right.
+        spoiled: whether too few answers of the group could be scored.
+        failure: the reason of the first failure; "" without failures.
+        exits: the number of answers, by bad end that the policy can have caused; these are samples.
     """
 
     slot: int
@@ -119,10 +127,10 @@ class GroupReport(NamedTuple):
 
 
 class ScoredGroup(NamedTuple):
-    """A group that was scored.
+    """A scored group.
 
     Attributes:
-        report: its facts.
+        report: the report of the group.
         samples: answers for people to read, as lines of `samples/step_N.jsonl`.
     """
 
@@ -130,21 +138,26 @@ class ScoredGroup(NamedTuple):
     samples: tuple[Mapping[str, Any], ...] = ()
 
 
-# The groups of a batch that each actor learns from, by their slots: by rank, and by optimizer step of a pass.
+# The slots of a batch's groups that each actor learns from, by rank and by optimizer step of a pass.
 Assignment = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def assign(groups: Sequence[GroupReport], actors: int, minibatches: int) -> Assignment:
-    """Return which actor learns from which groups in which optimizer step of a pass.
+    """Assign groups to actors and optimizer steps of a pass.
 
-    Each optimizer step gets about as many tokens as every other one, whatever the number of actors, and each actor
-    about as many of them as every other one. Largest first, to the actor with the least so far (Graham's LPT rule).
+    Optimizer steps get equally many groups, up to one, and about equally many tokens, whatever the number of actors;
+    the actors of a step get about equally many tokens. The largest group goes first, to the least loaded (Graham's LPT
+    rule).
     """
     dealt: list[list[list[int]]] = [[[] for _ in range(minibatches)] for _ in range(actors)]
     tokens = [0] * minibatches
     loads = [[0] * minibatches for _ in range(actors)]
+    left: list[int] = []
     for group in sorted(groups, key=lambda group: (-group.tokens, group.slot)):
-        number = tokens.index(min(tokens))
+        # In each round, every step gets one group.
+        left = left or list(range(minibatches))
+        number = min(left, key=tokens.__getitem__)
+        left.remove(number)
         rank = min(range(actors), key=lambda actor: (loads[actor][number], sum(loads[actor]), actor))
         tokens[number] += group.tokens
         loads[rank][number] += group.tokens
@@ -153,7 +166,7 @@ def assign(groups: Sequence[GroupReport], actors: int, minibatches: int) -> Assi
 
 
 class NewWeights(NamedTuple):
-    """A notice to a rollout worker, in the stream of prompts, that the actor sends weights."""
+    """An announcement of new weights to a rollout worker, in the stream of prompts."""
 
     version: int
 
@@ -168,8 +181,9 @@ def staleness(groups: list[GroupReport], version: int) -> tuple[float, int]:
 
 
 class KeepUnfinished(NamedTuple):
-    """A request to a rollout worker, in the stream of prompts, to hand over unfinished answers for the checkpoint of a
-    step and to continue them."""
+    """A request to a rollout worker, in the stream of prompts, to copy unfinished answers into the checkpoint of a
+    step.
+    """
 
     step: int
 
@@ -178,8 +192,8 @@ class JudgeRequest(NamedTuple):
     """An answer to judge.
 
     Attributes:
-        number: comes back with the reply; given by the process that asks.
-        sender: rank of the reward worker that asks.
+        number: chosen by the sender, and returned with the reply.
+        sender: the rank of the reward worker that asks.
         prompt, answer, text: the question, the right answer, and the answer to judge.
     """
 
@@ -195,9 +209,9 @@ class JudgeReply(NamedTuple):
 
     Attributes:
         number: the number of the request.
-        right: 0 to 1; None where there is no verdict.
-        reason: the end of what the judge said; or why there is no verdict.
-        works: whether the judge can judge another answer, so that there is no verdict because of this one.
+        right: the verdict, 0 to 1; None: no verdict.
+        reason: the end of the judge's text, or why there is no verdict.
+        works: whether the judge could judge another answer, so that the lack of a verdict is this answer's fault.
     """
 
     number: int

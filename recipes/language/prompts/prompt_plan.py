@@ -1,10 +1,9 @@
-"""The plan of which prompts are answered when, and for which training step: decisions without processes.
+"""The plan of when prompts are answered and for which training step, without any processes.
 
-Every training step learns from its own batch: prompts that were set aside for it before any was answered. The
-batches of `max_staleness` later steps may be answered meanwhile. A prompt for step s is answered by weights of at
-least the version of step s less `max_staleness`, so that no token is older than that when it is trained on, and
-none has to be thrown away for its age. Which prompts a step learns from depends on numbers, not on who is faster:
-short answers are not preferred to long ones.
+Every training step learns from a batch of prompts that were reserved for it before any was answered. The batches of
+`max_staleness` later steps may be answered at the same time. A prompt for step s is answered by weights of at least the
+version of step s minus `max_staleness`, so that no token is older when it is trained on, and none is discarded for its
+age. The prompts of a step do not depend on speed, so short answers are not preferred to long ones.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from recipes.language.prompts.curriculum import Curriculum
 from recipes.language.prompts.prompt_messages import GroupReport, Prompt
 from rlinf_core.runners.events import ItemFate, ItemFates, item_fates
 
-# Maximum refills of a slot whose group lost too many answers to failed scoring.
+# The minimum limit of refills for a place whose group lost too many answers to failed scoring.
 _SPOILED_REFILLS: Final = 4
 
 
 class _Place(NamedTuple):
-    """A slot in a batch: position of the problem, number of refills, whether answers are shown, and whether a
-    checkpoint has unfinished answers."""
+    """A place in a batch: position of the problem, number of refills, whether answers are shown, and whether a
+    checkpoint has unfinished answers.
+    """
 
     position: int
     refill: int = 0
@@ -39,9 +39,9 @@ class _Batch:
     """The prompts of one training step.
 
     Attributes:
-        waiting: places whose prompts have not been handed out.
-        places: those handed out, by slot.
-        workers: ranks that answer, by slot, of those that are being answered.
+        waiting: the places whose prompts were not handed out yet.
+        places: the places whose prompts were handed out, by slot.
+        workers: the ranks that are answering, by slot.
         reports: the reports of the groups that have arrived, by slot.
     """
 
@@ -53,13 +53,13 @@ class _Batch:
 
 
 class Restored(NamedTuple):
-    """Groups that a checkpoint held.
+    """The prompts restored from a checkpoint.
 
     Attributes:
-        slots: the slots of those that wait to be trained on again.
-        continued: positions of the problems whose answers continue where they were.
-        again: the number of prompts that are answered from the beginning.
-        fates: these prompts by their names.
+        slots: the slots of finished groups, which wait to be trained on.
+        continued: the positions of problems whose unfinished answers continue.
+        again: the number of prompts that are answered from the start.
+        fates: the names of the prompts by their fates.
     """
 
     slots: tuple[int, ...]
@@ -69,25 +69,25 @@ class Restored(NamedTuple):
 
 
 class PromptPlan:
-    """Hands out prompts, and collects reports of their answers until the batch of a step is complete.
+    """A plan that hands out prompts, and collects reports of their answers until the batch of a step is complete.
 
-    A group that is not kept is replaced by that of a further prompt, up to `max_refills` times for each place of a
-    batch, and one of which too few answers could be scored at least `_SPOILED_REFILLS` times. In synchronous mode
-    (`max_staleness` 0) replacements are handed out when all other groups have arrived, so that the prompts that are
-    answered together do not depend on time.
+    A further prompt replaces a group that is not kept, up to `max_refills` times for each place of a batch; if too few
+    answers could be scored, that limit is at least `_SPOILED_REFILLS`. In synchronous mode (`max_staleness` 0),
+    replacements are handed out when all other groups have arrived, so that it does not depend on time which prompts are
+    answered together.
 
     Args:
-        batch_size: prompts of a training step.
-        max_staleness: versions that a token may lie behind the weights that learn from it.
-        max_refills: how often a place is refilled when its group is not kept.
-        workers: processes that answer; each prompt goes to the one with the fewest.
+        batch_size: the number of prompts of a training step.
+        max_staleness: how many versions a token may lag behind the weights that learn from it.
+        max_refills: the maximum refills of a place whose group is not kept.
+        workers: the number of processes that answer; each prompt goes to the least loaded.
         answers: the number of answers to each prompt.
-        temperature: the temperature of the draws.
-        shown: the number of groups of a step that people may read.
+        temperature: the sampling temperature.
+        shown: returns the number of groups of a step whose samples are written.
 
     Attributes:
-        taken: training problems set aside so far, those that were passed over included.
-        curriculum: passes over some; None: every problem is asked.
+        taken: the number of training problems used so far, including skipped ones.
+        curriculum: the filter of problems; None: every problem is asked.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class PromptPlan:
 
     @property
     def in_flight(self) -> int:
-        """Prompts that are being answered or scored."""
+        """Number of prompts that are being answered or scored."""
         return sum(len(batch.workers) for batch in self._batches.values())
 
     @property
     def under_way(self) -> frozenset[int]:
-        """Positions of the problems with answers not yet scored."""
+        """Positions of the problems whose answers are not scored yet."""
         return frozenset(batch.places[slot].position for batch in self._batches.values() for slot in batch.workers)
 
     def given_to(self, workers: Collection[int]) -> list[Prompt]:
@@ -140,10 +140,10 @@ class PromptPlan:
         return tuple(sorted(slots))
 
     def due(self, steps: range, version: int) -> list[Prompt]:
-        """Return the prompts to be handed out now.
+        """Return the prompts to hand out now.
 
         Args:
-            steps: the steps whose batches may be answered: the next one to be trained on, and later ones.
+            steps: the steps whose batches may be answered: the next step to train, and later ones.
             version: the version of the weights at the first of `steps`.
         """
         prompts: list[Prompt] = []
@@ -188,10 +188,10 @@ class PromptPlan:
         )
 
     def arrived(self, report: GroupReport) -> None:
-        """Take the report of a group.
+        """Record the report of a group, and plan a replacement if the group is not kept.
 
         Raises:
-            ValueError: its prompt is not under way.
+            ValueError: the group's prompt is not in progress.
         """
         batch = self._batches.get(report.step)
         if batch is None or report.slot not in batch.workers:
@@ -222,8 +222,9 @@ class PromptPlan:
     # Checkpoints
 
     def in_flight_at_checkpoint(self, unfinished: Mapping[int, int | None]) -> ItemFates:
-        """Return the prompts that were set aside and not learned from yet, by what `restore` can make of each: ready,
-        in flight, or not yet asked. `unfinished` is as `state` takes it."""
+        """Return the prompts that were reserved but not trained on yet, by what `restore` does with each; `unfinished`
+        is that of `state`.
+        """
         drawn = {position for position, oldest in unfinished.items() if oldest is not None}
         asked = [
             (_fate(batch.reports.get(slot), place.position in drawn), _name(place, batch.step))
@@ -238,16 +239,16 @@ class PromptPlan:
         ]
 
     def state(self, unfinished: Mapping[int, int | None] | None = None) -> dict[str, Any]:
-        """Return everything as plain data for JSON.
+        """Return the state as plain data for JSON.
 
         Args:
-            unfinished: positions of problems whose answers the checkpoint keeps as far as they are drawn, with the
-                version of the oldest weights that drew a token; None where none is drawn.
+            unfinished: positions of the problems whose unfinished answers the checkpoint keeps, with the version of the
+                oldest weights that drew a token; None: no tokens yet.
         """
         batches = [
             {
                 "step": batch.step,
-                # What an earlier checkpoint had of their answers is not in this one.
+                # This checkpoint lacks the partial answers that an earlier one had.
                 "waiting": [list(place._replace(begun=False)) for place in batch.waiting],
                 "places": [[slot, *place] for slot, place in batch.places.items()],
                 "reports": [report._asdict() for report in batch.reports.values()],
@@ -264,16 +265,16 @@ class PromptPlan:
         return {"problems_taken": self.taken, "batches": batches, "unfinished": kept, **measured}
 
     def restore(self, state: Mapping[str, Any], step: int, version: int) -> Restored:
-        """Take what `state` returned.
+        """Restore a result of `state`.
 
-        Prompts that were being answered are handed out again when they are due: to continue where the checkpoint has
-        what was drawn, or else from the beginning, like those whose answers are older than `max_staleness` allows by
-        now. Those that nobody was asked yet are handed out after them.
+        Prompts in progress are handed out again when they are due: they continue if the checkpoint has their tokens,
+        and start again if not, or if their answers are older than `max_staleness` allows. Prompts that were not handed
+        out yet follow them.
 
         Args:
             state: the state from a checkpoint.
-            step: the last one that is done.
-            version: the version of the weights after it.
+            step: the last finished step.
+            version: the version of the weights after that step.
         """
         self.taken = int(state["problems_taken"])
         if self.curriculum is not None and "curriculum" in state:
@@ -315,7 +316,7 @@ class PromptPlan:
 
 
 def _fate(report: GroupReport | None, drawn: bool) -> ItemFate:
-    """Return what becomes of a prompt: done where it has a report, else under way, with or without tokens kept."""
+    """Return the fate of a prompt: restored with a report, continued with tokens, else started again."""
     if report is not None:
         return ItemFate.RESTORED
     return ItemFate.CONTINUED if drawn else ItemFate.AGAIN

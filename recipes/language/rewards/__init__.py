@@ -1,1 +1,1 @@
-"""Scores of answers by rule."""
+"""Scoring of answers by rules, functions and programs."""

@@ -1,5 +1,5 @@
-"""The child process of a scorer: reads batches of answers with their time limit as pickled lines, and writes a verdict
-for each answer as a JSON line.
+"""The child process of a scorer, which reads batches of answers with a time limit as pickled lines, and writes a
+verdict for each answer as a JSON line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from recipes.language.data.problem_sources import ReasoningGym
 from recipes.language.data.text_tokens import without_thought
-from recipes.language.rewards.functions import RewardAdapter, load_function
+from recipes.language.rewards.functions import RewardAdapter, load_function, to_verdict
 from recipes.language.rewards.matching.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.programs import ProgramJudge
 from recipes.language.rewards.right_answers import GOLDS, gold_verdict
@@ -28,28 +28,28 @@ Rule: TypeAlias = Callable[[Item], Verdict]
 Send: TypeAlias = Callable[[int, dict[str, Any]], None]
 
 
-# When an alarm that came during an import rings again.
+# The delay after which an alarm that came during an import is repeated.
 _AGAIN_SECONDS: Final = 0.05
 
 
 class Judging(Protocol):
-    """Something that scores an answer while it waits for others."""
+    """A rule that scores several answers concurrently."""
 
     async def result_of(self, item: Item, /) -> Verdict: ...
 
 
 class _LimitReached(BaseException):
-    """The time limit of an answer, raised by an alarm; not an `Exception`, so that no rule catches it."""
+    """The end of an answer's time, raised by an alarm; not an `Exception`, so that no rule catches it."""
 
 
 def serve(kind: str, settings: dict[str, Any]) -> None:
-    """Score lines of standard input until it ends.
+    """Score batches from standard input until it ends.
 
     Args:
         kind: see `Scorer`.
         settings: see `Scorer`.
     """
-    # What a rule prints must not come between the verdicts.
+    # Keep the output of a rule out of the verdicts.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -69,22 +69,24 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
     is_async = isinstance(rule, ProgramJudge) or (isinstance(rule, RewardAdapter) and rule.is_async and not lists)
     convention = rule.convention if isinstance(rule, RewardAdapter) else ""
     write({"ready": True, "together": lists or is_async, "async": is_async, "convention": convention})
+    # Clients and semaphores of a function's module belong to one event loop.
+    runner = asyncio.Runner()
     for line in sys.stdin.buffer:
         batch: tuple[list[Item], float] = pickle.loads(base64.b64decode(line))  # noqa: S301 - pickled by the scorer
         items, limit = batch
         if isinstance(rule, RewardAdapter) and rule.takes_lists:
             _score_lists(rule, items, tell)
         elif isinstance(rule, ProgramJudge) or (isinstance(rule, RewardAdapter) and rule.is_async):
-            asyncio.run(_score_together(rule, items, limit, tell))
+            runner.run(_score_together(rule, items, limit, tell))
         else:
             for number, item in enumerate(items):
-                # A user's function is ended with its process: an exception in the middle of what it does, such
-                # as an import, would leave half of it behind.
+                # The parent ends a user's function with its process: an exception in the middle, such as in an import,
+                # would leave a broken state.
                 tell(number, _score(rule, item, None if isinstance(rule, RewardAdapter) else limit))
 
 
 def _score(rule: Rule, item: Item, limit: float | None) -> dict[str, Any]:
-    """Return the outcome of one answer. With a limit, Python code is interrupted there; the parent ends the rest."""
+    """Return the outcome of one answer. A limit interrupts Python code; the parent ends anything else."""
 
     def stop(_signal: int, frame: FrameType | None) -> None:
         if _imports(frame):
@@ -117,20 +119,27 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _score_lists(function: RewardAdapter, items: Sequence[Item], send: Send) -> None:
-    """Score answers with one call; on failure, one by one, so that a bad answer affects only itself."""
+    """Score answers with one call; if it fails, one by one, so that a bad answer affects only itself."""
     try:
-        for number, verdict in enumerate(function.judged(items)):
-            send(number, {"verdict": verdict})
+        results = function.results(items)
     except Exception as error:  # noqa: BLE001  see `_score`
         if len(items) == 1:
             send(0, _error(error))
             return
         for number, item in enumerate(items):
             send(number, _score(function, item, None))
+        return
+    for number, result in enumerate(results):
+        # One by one, a function that compares answers would give others.
+        try:
+            outcome: dict[str, Any] = {"verdict": to_verdict(result)}
+        except (TypeError, ValueError) as error:
+            outcome = _error(error)
+        send(number, outcome)
 
 
 async def _score_together(function: Judging, items: Sequence[Item], limit: float, send: Send) -> None:
-    """Score answers at the same time: an asynchronous function waits for others, such as a judge behind a network."""
+    """Score answers concurrently, as an asynchronous function waits for something else, such as a remote judge."""
 
     async def one(number: int, item: Item) -> None:
         try:
@@ -152,7 +161,7 @@ def _error(error: Exception) -> dict[str, Any]:
 
 
 def _rule(kind: str, settings: dict[str, Any]) -> Rule | ProgramJudge:
-    """Return the rule, ready to score: whatever it loads is loaded here, outside the limit of an answer."""
+    """Return the rule, with everything loaded that it needs, so that loading does not count as scoring time."""
     if kind == "reasoning_gym":
         task = ReasoningGym(settings["task"], 1, 0, settings.get("task_config"))
         return lambda item: Verdict(task.score(without_thought(item.text), item.row), "by reasoning-gym")

@@ -1,4 +1,4 @@
-"""Reward functions of a user's own."""
+"""Custom reward functions."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from recipes.language.rewards.signatures import Signature, detect_convention, to
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 
-# The names under which functions say whether an answer is right, apart from its reward.
+# The keys of results that say whether an answer is right, apart from its reward.
 _CORRECT: Final = ("correct", "acc")
 _LARGEST: Final = 3.4e38
 _LONGEST_NAME: Final = 100
 
 
 class RewardAdapter:
-    """A reward function, called by its own convention with the arguments that it names.
+    """An adapter that calls a reward function by its convention, with the arguments that it names.
 
     Args:
         function: the function.
-        name: its name, for messages.
+        name: the name of the function, for messages.
 
     Attributes:
-        is_async: whether it is a coroutine function.
-        takes_lists: whether it judges several answers at once, by lists.
-        convention: the convention by which it is called.
+        is_async: whether the function is a coroutine function.
+        takes_lists: whether the function takes lists of answers.
+        convention: the convention by which the function is called.
 
     Raises:
-        ConfigError: it follows no convention that is known.
+        ConfigError: the function follows no known convention.
     """
 
     def __init__(self, function: Callable[..., Any], name: str = "") -> None:
@@ -46,30 +46,31 @@ class RewardAdapter:
         self._signature = Signature.of(function)
         self.convention = detect_convention(self._signature, name or getattr(function, "__name__", "function"))
         self.takes_lists = self.convention in ("trl", "openrlhf", "verl batch")
+        # All calls share an event loop, to which clients and semaphores of the function's module belong.
+        self._runner = asyncio.Runner()
 
     def __call__(self, item: Item) -> Verdict:
         """Return the verdict of one answer.
 
         Raises:
             TypeError: the function returns neither a number nor a mapping with `reward`.
-            ValueError: a number that it returns is not finite.
+            ValueError: the function returns a number that is not finite.
         """
         if self.takes_lists:
-            return self.judged([item])[0]
-        result = self._called(item)
-        return to_verdict(asyncio.run(result) if inspect.iscoroutine(result) else result)
+            return to_verdict(self.results([item])[0])
+        return to_verdict(self._awaited(self._called(item)))
 
     async def result_of(self, item: Item) -> Verdict:
         """Return the verdict of an asynchronous function; its exceptions propagate."""
         return to_verdict(await self._called(item))
 
-    def judged(self, items: Sequence[Item]) -> list[Verdict]:
-        """Return the verdicts of a function that takes lists; its exceptions propagate."""
+    def results(self, items: Sequence[Item]) -> Sequence[Any]:
+        """Return the result of each answer from a function that takes lists; its exceptions propagate."""
         arguments = {name: values for name, values in self._lists(items).items() if self._wants(name)}
-        result = self._function(**arguments)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
-        return [to_verdict(entry) for entry in to_numbers(result, len(items))]
+        return to_numbers(self._awaited(self._function(**arguments)), len(items))
+
+    def _awaited(self, result: Any) -> Any:
+        return self._runner.run(result) if inspect.iscoroutine(result) else result
 
     def _wants(self, name: str) -> bool:
         return self._signature.takes_all or name in self._signature.names
@@ -113,11 +114,11 @@ class RewardAdapter:
                 "ground_truths": [item.answer for item in items],
                 "extra_infos": [_extra_info(item.row) for item in items],
             }
-        # As in a table, what one row has and another lacks is None there.
+        # As in a table, a value that a row lacks is None.
         names = dict.fromkeys(name for item in items for name in item.row)
         columns = {name: [item.row.get(name) for item in items] for name in names}
         answers = [item.answer for item in items]
-        # A conversation is answered by a message, as the data set's prompts are messages.
+        # If prompts are messages, so are completions.
         chats = all(item.messages for item in items)
         return {
             "answer": answers,
@@ -130,7 +131,7 @@ class RewardAdapter:
 
 
 def _extra_info(row: Mapping[str, Any]) -> Any:
-    """Return the column `extra_info` of a row; of a row without one the row itself."""
+    """Return the column `extra_info` of a row, or the row itself without one."""
     return row.get("extra_info", row)
 
 
@@ -138,41 +139,47 @@ def to_verdict(result: Any) -> Verdict:
     """Convert the result of a reward function to a verdict.
 
     A mapping has `reward` (or `score`); `correct` (or `acc`) says whether the answer is right, whatever its reward;
-    texts in it are for people, and other entries are metrics.
+    texts are shown to people, and other entries are metrics.
 
     Raises:
-        TypeError: it is neither a number nor a mapping with `reward` (or `score`) and further numbers.
+        TypeError: the result is neither a number nor a mapping with `reward` (or `score`) and further numbers.
         ValueError: a number in it is not finite, or the name of a metric is not printable, empty or too long.
     """
     if not isinstance(result, Mapping):
-        return Verdict(_finite("reward", result), "by the function")
+        return Verdict(finite("reward", result), "by the function")
     entries = {str(name): value for name, value in cast("Mapping[Any, Any]", result).items()}
     key = next((key for key in ("reward", "score") if key in entries), None)
     if key is None:
         raise TypeError("the mapping that the reward function returned has no `reward`")
-    reward = _finite(key, entries.pop(key))
+    reward = finite(key, entries.pop(key))
     right = next((_truth(name, entries.pop(name)) for name in _CORRECT if name in entries), None)
-    # Names are those of metrics, in files, on terminals and in backends.
+    # The names become metrics in files, on terminals and in backends.
     odd = next((name for name in entries if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable()), None)
     if odd is not None:
         raise ValueError(
             f"a figure is called {excerpt(ascii(odd), 40)}: a name has 1 to {_LONGEST_NAME} printable characters"
         )
     texts = [value for value in entries.values() if isinstance(value, str)]
-    figures = {name: _finite(name, value) for name, value in entries.items() if not isinstance(value, str | None)}
+    figures = {name: finite(name, value) for name, value in entries.items() if not isinstance(value, str | None)}
     return Verdict(reward, ", ".join(["by the function", *texts])[:200], figures, right)
 
 
 def _truth(name: str, value: Any) -> bool:
-    number = _finite(name, value)
+    number = finite(name, value)
     if number not in (0.0, 1.0):
         raise ValueError(f"`{name}` is {number:g}, neither true nor false")
     return bool(number)
 
 
-def _finite(name: str, value: Any) -> float:
-    # float("0.5") is not a number that was returned.
-    if not isinstance(value, numbers.Real) and not hasattr(value, "__float__"):
+def finite(name: str, value: Any) -> float:
+    """Return the number that a function of the user's gave, also as an array of one.
+
+    Raises:
+        TypeError: the value is not a number; a text such as "0.5" is none.
+        ValueError: the number is not finite in float32, the type of rewards.
+    """
+    # Texts of numpy have `__float__`.
+    if isinstance(value, str | bytes) or not (isinstance(value, numbers.Real) or hasattr(value, "__float__")):
         raise TypeError(f"`{name}` is {type(value).__name__}, not a number")
     array: Any = value
     shape: tuple[int, ...] = tuple(getattr(array, "shape", ()))
@@ -182,7 +189,6 @@ def _finite(name: str, value: Any) -> float:
         number = float(array.reshape(()) if shape else array)
     except OverflowError:
         number = math.inf
-    # Rewards are float32.
     if not abs(number) <= _LARGEST:
         raise ValueError(f"`{name}` is {number}, not a finite number of float32")
     return number
@@ -192,7 +198,7 @@ def load_function(name: str) -> Callable[..., Any]:
     """Return the reward function that `package.module:function` names.
 
     Raises:
-        ConfigError: it cannot be imported, or is not a function.
+        ConfigError: the function cannot be imported, or is not callable.
     """
     module, _, attribute = name.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""Programs as answers: the program in an answer's text, the tests that it has to pass, and their run in a sandbox."""
+"""Programs as answers: extraction from the answer's text, parsing of tests, and runs in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from recipes.language.sandbox.function_tests import function_tests
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import excerpt
 
-# The fence that opens a block of Markdown: in a list or a quotation too, and behind words where it names its language.
+# The opening fence of a Markdown block, also in a list or quotation, or after words if it names its language.
 _OPENING: Final = re.compile(
     r"(?P<indent>[ \t>]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?|[^`]*(?=```[ \t]*[a-zA-Z]))"
     r"(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^`]*"
 )
 _PYTHON: Final = ("", "python", "python3", "py")
-# Seconds by the clock that a program may take for each second of processor time: a busy machine shares processors.
+# The wall-clock seconds of a program per second of processor time, as a busy machine shares processors.
 _PATIENCE: Final = 6
-# The most by which a decimal of an output may differ from the expected one, absolutely and for its size.
+# The absolute and relative tolerance of decimals in outputs.
 _TOLERANCE: Final = 1e-6
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
-# A test of a whole program: its standard input is a file.
+# The test of a whole program, whose standard input is a file.
 _WHOLE: Final = """\
 import os, sys
 answer, given = {parts}
@@ -48,7 +48,7 @@ exec(compile(answer, "<answer>", "exec"), {{"__name__": "__main__"}})
 
 
 class CallTest(NamedTuple):
-    """A test of a function by its name: its arguments, and the value that it returns."""
+    """A test of a function: its name, arguments and expected result."""
 
     function: str
     args: list[Any]
@@ -57,12 +57,12 @@ class CallTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """The tests that a right answer passes: lines of Python, calls, or pairs of standard input and output.
+    """The tests that a right answer passes: Python statements, calls, or pairs of standard input and output.
 
     Attributes:
-        statements: Python, run after the answer in its names; an exception fails.
+        statements: Python code, run after the answer in its namespace; an exception is a failure.
         calls: calls of one function, or of a method of the answer's class `Solution`.
-        pairs: standard input and the standard output that is expected.
+        pairs: standard input and expected standard output.
     """
 
     statements: tuple[str, ...] = ()
@@ -71,14 +71,14 @@ class ProgramTests:
 
     @classmethod
     def parsed(cls, text: str) -> ProgramTests:
-        """Return the tests in the right answer of a problem.
+        """Return the tests in the reference answer of a problem.
 
         Args:
-            text: Python; or as JSON a list of such texts, `{"inputs": [...], "outputs": [...]}`, or the same with
-                `fn_name`: then an input is a list of arguments, or a text with one in JSON a line.
+            text: Python code; or JSON: a list of such texts, or `{"inputs": [...], "outputs": [...]}`; with `fn_name`,
+                an input is a list of arguments, or a text with one JSON argument per line.
 
         Raises:
-            ValueError: it is not one of these.
+            ValueError: the text is not one of these, or has no tests.
         """
         written = _json(text)
         if isinstance(written, dict):
@@ -90,7 +90,7 @@ class ProgramTests:
             nodes = [node for statement in statements for node in ast.walk(ast.parse(statement))]
         except (SyntaxError, ValueError, RecursionError) as error:
             raise ValueError(f"a test is not Python: {error}") from None
-        # Such as `{'inputs': ...}`, which is Python and no JSON: every program would pass it.
+        # Reject `{'inputs': ...}`, which is Python but not JSON: every program would pass it.
         if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in nodes):
             raise ValueError("the tests check nothing: there is no `assert`; JSON has double quotes, and a key once")
         return cls(statements=statements)
@@ -113,7 +113,7 @@ class ProgramTests:
 
 
 def fault_of_tests(text: str) -> str:
-    """Return why the right answer of a problem holds no tests; "" where it does."""
+    """Return why the reference answer of a problem holds no valid tests; "" if it does."""
     try:
         ProgramTests.parsed(text)
     except ValueError as error:
@@ -122,10 +122,10 @@ def fault_of_tests(text: str) -> str:
 
 
 def program_in(text: str) -> str | None:
-    """Return the program of an answer: its last closed block of Python in a Markdown fence; None if there is none.
+    """Return the program of an answer, its last closed Python block in a Markdown fence; None if there is none.
 
-    Blocks that name the language go before others, which may be outputs. A block that uses a function of an earlier
-    one, and defines none, is an example of its use: the earlier one is the program.
+    Blocks that name the language take precedence over others, which may be outputs. A block that defines nothing and
+    uses a function of an earlier block is a usage example: the earlier block is the program.
     """
     blocks = [(language.lower(), body) for language, body in _blocks(text) if language.lower() in _PYTHON]
     named = [body for language, body in blocks if language] or [body for _, body in blocks]
@@ -140,7 +140,7 @@ def program_in(text: str) -> str | None:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield language and body of each closed block. A fence may close it after code, at the end of a line."""
+    """Yield language and body of each closed block; the closing fence may follow code on the same line."""
     opened: re.Match[str] | None = None
     body: list[str] = []
     for line in without_thought(text).splitlines():
@@ -161,8 +161,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _names_of(program: str) -> tuple[set[str], set[str]] | None:
-    """Return the functions and classes that a program defines at its top, and the names that it uses; None if it is no
-    Python."""
+    """Return the top-level functions and classes of a program, and the names that it uses; None if it is not Python."""
     try:
         tree = ast.parse(program)
     except (SyntaxError, ValueError, RecursionError):
@@ -178,21 +177,21 @@ def _used_names(tree: ast.AST) -> set[str]:
 
 
 class _Fault(NamedTuple):
-    """Why a program fails a test, and the bad end of its run, an `Exit`, where it had one."""
+    """The reason why a program fails a test, and the `Exit` of its run, or ""."""
 
     reason: str
     exit: str = ""
 
 
 class ProgramJudge:
-    """Runs the tests of a problem on the program in an answer, each run in its own sandbox.
+    """A judge that runs a problem's tests on the program in an answer, each run in a separate sandbox.
 
-    An answer without a program, whose program fails, or takes too long, is wrong. Only a sandbox that cannot be made
-    is not a fault of the answer.
+    An answer is wrong if it has no program, or its program fails or takes too long. Only a failure to create a sandbox
+    is not the answer's fault.
 
     Args:
         seconds: the seconds of processor time of one run.
-        memory: bytes of one run.
+        memory: the memory limit of one run in bytes.
 
     Raises:
         ConfigError: this machine has no sandbox.
@@ -201,11 +200,11 @@ class ProgramJudge:
     def __init__(self, seconds: float, memory: int) -> None:
         sandbox.check()
         self._limits = sandbox.SandboxLimits(seconds=seconds, memory=memory)
-        # Runs at a time, by the event loop that waits for them: each group of answers has its own.
-        self._room: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        # The limit of concurrent runs.
+        self._room = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def result_of(self, item: Item) -> Verdict:
-        """Return whether the program in an answer passes all tests; `tests_passed` is the share that it does.
+        """Return whether the program in an answer passes all tests; `tests_passed` is the share of passed tests.
 
         Raises:
             SandboxError: a sandbox could not be made.
@@ -225,8 +224,8 @@ class ProgramJudge:
         return Verdict(float(passed == 1), reason, {"tests_passed": passed}, exit=ended)
 
     async def _fault_of_functions(self, program: str, tests: ProgramTests) -> _Fault | None:
-        """Return why the program fails tests of its functions; None where it passes."""
-        # A program that ends early, whatever its status, has not come to the end.
+        """Return why the program fails tests of its functions; None if it passes."""
+        # A random mark proves that all tests ran: a program may exit early with any status.
         end = secrets.token_hex(16)
         names = sorted(name for statement in tests.statements for name in _used_names(ast.parse(statement)))
         job = {
@@ -242,7 +241,7 @@ class ProgramJudge:
         return None if result.output == f"\n{end}\n" else _Fault("the program ended before its tests")
 
     async def _fault_of_pair(self, program: str, text: str, expected: str, late: list[_Fault]) -> _Fault | None:
-        """Return why the program's output for an input is wrong; None where it is right."""
+        """Return why the program's output for an input is wrong; None if it is right."""
         result = await self._run(_WHOLE.format(parts=repr((program, text))), late)
         if isinstance(result, _Fault):
             return result
@@ -251,19 +250,16 @@ class ProgramJudge:
         return _Fault(f"for the input `{excerpt(text, 40)}` it writes `{excerpt(result.output, 40)}`")
 
     async def _run(self, program: str, late: list[_Fault], input: bytes = b"") -> sandbox.ProgramResult | _Fault:
-        """Return the result of a run; or why it failed.
+        """Return the result of a run, or why it failed.
 
         Args:
             program: the program.
             input: its standard input.
-            late: takes the first run of the answer that took too long. The others are not waited for: they would hold
-                up the answers that share the processors, until these are late themselves.
+            late: receives the answer's first run that took too long. The other runs are skipped, as they would delay
+                the answers that share the processors.
         """
         limit = _PATIENCE * self._limits.seconds
-        loop = asyncio.get_running_loop()
-        if self._room is None or self._room[0] is not loop:
-            self._room = loop, asyncio.Semaphore(os.cpu_count() or 1)
-        async with self._room[1]:
+        async with self._room:
             if late:
                 return late[0]
             try:
@@ -282,7 +278,7 @@ class ProgramJudge:
 
 
 def _exit_of(result: sandbox.ProgramResult) -> str:
-    """Return the bad end of a run that failed; "" where the program is only wrong."""
+    """Return the `Exit` of a failed run; "" if the program is only wrong."""
     if result.out_of_memory or result.errors.rstrip().rpartition("\n")[2].startswith("MemoryError"):
         return Exit.MEMORY_LIMIT
     number = sandbox.signal_of(result)
@@ -292,7 +288,7 @@ def _exit_of(result: sandbox.ProgramResult) -> str:
 
 
 def _same_output(output: str, expected: str) -> bool:
-    """Return whether an output is the expected one, line by line and word by word; numbers compare by their value."""
+    """Return whether an output equals the expected one, line by line and word by word; numbers compare by value."""
     lines, wanted = _lines(output), _lines(expected)
     if lines == wanted:
         return True
@@ -314,7 +310,7 @@ def _same_word(word: str, expected: str) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an output, without what is blank at their ends and after the last."""
+    """Return the lines of an output, without trailing blanks and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
@@ -328,10 +324,10 @@ def _json(text: str) -> object:
 
 
 def _arguments(row: object) -> list[Any]:
-    """Return the arguments of a call: a list, or a text with one of them in JSON a line.
+    """Return the arguments of a call, given as a list, or as a text with one JSON argument per line.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the row is neither, or a line is not JSON.
     """
     if isinstance(row, str):
         return [load_json(line) for line in row.splitlines() if line.strip()]
@@ -341,7 +337,7 @@ def _arguments(row: object) -> list[Any]:
 
 
 def _value(expected: object) -> object:
-    """Return the result of a call; a text of JSON is what it says, any other text itself."""
+    """Return the expected result of a call, parsed if it is a JSON text."""
     if not isinstance(expected, str):
         return expected
     try:

@@ -1,4 +1,4 @@
-"""A check of a data set's reference answers against the configured rule, before a run starts.
+"""A start-up check of a data set's reference answers against the configured rule.
 
 A reference answer that does not pass its own rule can never be matched.
 """
@@ -23,22 +23,22 @@ from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 from rlinf_core.suggest import excerpt
 
-# The kind of a scorer that judges right answers by themselves.
+# The kind of a scorer that judges reference answers by themselves.
 GOLDS: Final = "right answers"
-# The rules whose reference answers can be checked without a user's function.
+# The rules whose reference answers can be checked without a custom function.
 CHECKED: Final = ("exact", "boxed", "number", "math", PROGRAMS)
-# The share of right answers above which a file and its rule do not belong together.
+# Above this share of failing reference answers, a file and its rule do not fit.
 MOST_FAILING: Final = 0.5
 _SHOWN: Final = 3
 
-# Problems, and their places.
+# Problems and their places.
 _Batch: TypeAlias = tuple[Sequence[Problem], Sequence[str]]
 
 
 def gold_verdict(rule: str, answer: str) -> Verdict:
     """Return the rule's verdict on a reference answer given as an answer.
 
-    Equal text is not enough: text that is neither a number nor an expression is right in no other spelling.
+    Equal text is not enough: no other spelling would match a text that is neither a number nor an expression.
     """
     if rule == PROGRAMS:
         fault = fault_of_tests(answer)
@@ -56,14 +56,14 @@ def gold_verdict(rule: str, answer: str) -> Verdict:
     return RULES[rule](text, answer)
 
 
-# Time limit for checking reference answers, in seconds; the remainder becomes a warning.
+# The time limit of checking reference answers, in seconds; a warning counts the rest.
 _SECONDS: Final = 120.0
 _AT_ONCE: Final = 64
-# Right answers that a user's function is asked about, which may cost money, and a task of reasoning-gym.
+# The numbers of reference answers to try with a custom function, which may cost money, and with reasoning-gym.
 _ASKED_OF_FUNCTION: Final = 8
 _ASKED_OF_TASK: Final = 64
 
-# Programs that solve nothing, and problems that each is tried on: what passes them rewards nothing that was learned.
+# Programs that solve nothing, and the number of problems to try each on: tests that they pass are worthless.
 _CANARIES: Final = {
     "only ends": "import os\nos._exit(0)",
     "prints its own source's marks": "import sys\nprint(*sys.argv, *vars(sys.modules['__main__']), sep='\\n')",
@@ -74,23 +74,23 @@ _CANARY_PROBLEMS: Final = 4
 def check_right_answers(
     data: LanguageDataConfig, rule: str, scorer: AnswerScorer, *, share: tuple[int, int], must_fit: bool
 ) -> Difference | None:
-    """Hold a worker's share of the right answers against themselves: all of files by a rule, some by a function or a
-    task of reasoning-gym.
+    """Score a worker's share of the reference answers as answers: all answers of files by a rule, or a few by a custom
+    function or reasoning-gym.
 
     Args:
         data: the problems.
-        rule: `reward.reward_type`.
-        scorer: scores answers by it.
-        share: number of the worker, and how many share the problems.
-        must_fit: whether every answer is scored by the rule, so that most right answers must be right by it.
+        rule: the value of `reward.reward_type`.
+        scorer: a scorer by this rule.
+        share: the number of the worker, and of all workers that share the problems.
+        must_fit: whether the rule scores every answer, so that most reference answers must pass it.
 
     Returns:
-        How many are right, with a warning of those that are not, and of those that there was no time for. None where
-        there are none to look at. A function may want its answers in a form that right answers of the data do not
-        have: nothing but a warning comes of that.
+        The number of reference answers, or warnings of those that fail and of those not checked in time; None if there
+            are none to check. With a custom function, which may require another form of answers, failures only give a
+            warning.
 
     Raises:
-        ConfigError: more than half of them are not right by a rule.
+        ConfigError: more than half of the reference answers fail a rule that must fit.
     """
     deadline = time.monotonic() + _SECONDS
     by_rule = rule in CHECKED and data.source == "files"
@@ -138,7 +138,7 @@ def check_right_answers(
 
 
 def _earned_by_canaries(data: LanguageDataConfig, scorer: AnswerScorer, share: tuple[int, int]) -> list[str]:
-    """Return a warning for each program that solves nothing and passes tests of the first problems all the same."""
+    """Return a warning for each program that solves nothing, yet passes tests of the first problems."""
     problems, places = _first_problems(data, _CANARY_PROBLEMS, share)
     warnings: list[str] = []
     for name, program in _CANARIES.items():
@@ -164,10 +164,12 @@ def _batches_of_files(data: LanguageDataConfig, share: tuple[int, int]) -> Itera
 
 
 def _first_problems(data: LanguageDataConfig, most: int, share: tuple[int, int]) -> _Batch:
-    """Return a worker's share of the first problems that have a right answer, with their places."""
+    """Return a worker's share of the first problems that have a reference answer, with their places."""
     rank, workers = share
     if data.source == "files":
-        listed = check_file(data.train_files[0], data.prompt_key, data.answer_key, most)
+        # A run that only evaluates may have no training files.
+        path = (data.train_files or data.val_data_paths)[0]
+        listed = check_file(path, data.prompt_key, data.answer_key, most)
         first, places = [listed[number] for number in range(len(listed))], list(listed.places)
     elif data.source in ("sums", "reasoning_gym"):
         made = load_problems(data, evaluation=False)

@@ -1,4 +1,4 @@
-"""Scoring in processes of its own: an answer that hangs or kills its process affects no other."""
+"""Scoring in separate processes, so that an answer that hangs or kills its process affects no other."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from recipes.language.sandbox.line_process import LineProcess
 from rlinf_core import ConfigError
 from rlinf_core.process.proc import stat
 
-# Loading math-verify or a user's module takes seconds on a busy machine.
+# Loading math-verify or a custom module may take many seconds on a busy machine.
 _START_SECONDS: Final = 120.0
-# So does what a function loads when it is called for the first time, such as a judge: that call has at least so long.
+# The minimum time limit of the first call of a function, which may load something, such as a judge.
 LOADING_SECONDS: Final = 60.0
-# First calls that may take that long; one that never returns does not count.
+# The number of first calls that may time out with this limit, in case they never return.
 _FIRST_CALLS: Final = 2
-# The child interrupts what takes too long; it is ended itself when that has had no effect for so long.
+# The seconds that the child has to interrupt itself at a limit, before it is killed.
 _GRACE_SECONDS: Final = 1.0
-# Seconds for one answer, where the file does not say: of a rule, which computes, and of a function, which may ask a
-# model behind a network.
+# The default seconds for one answer: short for a rule, long for `FUNCTION_SECONDS`, as a function may ask a remote
+# model.
 RULE_SECONDS: Final = 5.0
-# The kind of a scorer that runs tests on programs; `timeout` is of the processor time of a run then. By the clock the
-# answers of a group, whose runs share the processors, have so long.
+# The kind of a scorer that runs tests on programs. Its `timeout` limits the processor time of a run; the wall-clock
+# limit is for a group of answers, whose runs share the processors.
 PROGRAMS: Final = "code"
 _PROGRAMS_SECONDS: Final = 900.0
 FUNCTION_SECONDS: Final = 60.0
@@ -43,15 +43,15 @@ FUNCTION_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """An answer to score; everything in it is plain data.
+    """An answer to score, as plain data.
 
     Attributes:
         prompt: the question.
         text: the answer.
-        answer: the right one.
-        tokens: ids of the answer.
-        row: the problem, as its source has it.
-        messages: the question as messages, where its source has it so.
+        answer: the reference answer.
+        tokens: token ids of the answer.
+        row: the problem's row in its source.
+        messages: the question as messages, if given so.
     """
 
     text: str
@@ -63,7 +63,7 @@ class Item:
 
 
 def item_of(problem: Problem, text: str, tokens: Sequence[int] = ()) -> Item:
-    """Return an answer to a problem."""
+    """Return the item to score for an answer to a problem."""
     return Item(
         text=text,
         answer=problem.answer,
@@ -75,10 +75,10 @@ def item_of(problem: Problem, text: str, tokens: Sequence[int] = ()) -> Item:
 
 
 class _PlainPickler(pickle.Pickler):
-    """Writes rows for a function: kinds of numbers and times that a library made of Python's are written as these."""
+    """A pickler of rows for a function that writes subclasses of float and datetime as the plain types."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Write a value as Python's own."""
+        """Reduce a subclass of float or datetime to its base."""
         if isinstance(obj, float) and type(obj) is not float:
             return float, (float(obj),)
         if isinstance(obj, datetime) and type(obj) is not datetime:
@@ -87,7 +87,7 @@ class _PlainPickler(pickle.Pickler):
 
 
 class AnswerScorer(Protocol):
-    """The scoring of answers: by a `Scorer`, or by judges."""
+    """The interface of scorers: a `Scorer`, or one that asks judges."""
 
     @property
     def convention(self) -> str: ...
@@ -97,22 +97,22 @@ class AnswerScorer(Protocol):
 
 
 class Scorer:
-    """Scores answers by a rule, a task of reasoning-gym, or a user's function.
+    """A scorer of answers by a rule, a task of reasoning-gym, or a custom function.
 
-    Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` fails,
-    and its child is ended and started again, but for rules of ours, which are interrupted. The first call of a child,
-    which may load what it needs, has `loading` seconds. An answer whose scoring fails, or ends or outlasts the child,
-    is scored once more. Where that fails as well, an answer that was scored before shows whose fault it is (the right
-    one, if there is none): if that is scored again the other one is wrong, else it could not be scored. Programs as
-    answers run in sandboxes of their own: what fails around them is never their fault.
+    Rules that always terminate run in this process, others in one child. An answer that takes longer than `timeout`
+    fails; built-in rules are interrupted, while a function's child is killed and restarted. The first call of a child,
+    which may load something, has `loading` seconds. An answer whose scoring fails is scored once more. If that fails,
+    too, an answer that was scored before (or else the reference answer) decides: if it can be scored now, the failed
+    answer is wrong, else it could not be scored. Programs run in separate sandboxes, and a failure outside of these is
+    never their fault.
 
     Args:
-        kind: name of a rule, `reasoning_gym`, `code`, or `package.module:function`.
-        correct: reward of a right answer.
-        incorrect: reward of any other.
-        timeout: seconds for one answer, of `code` processor seconds of a run; None: `RULE_SECONDS` or
+        kind: the name of a rule, `reasoning_gym`, `code`, or `package.module:function`.
+        correct: the reward of a right answer.
+        incorrect: the reward of any other answer.
+        timeout: seconds for one answer; for `code`, processor seconds of a run. None: `RULE_SECONDS` or
             `FUNCTION_SECONDS`.
-        loading: seconds for the first call of a function, where `timeout` is less.
+        loading: the minimum seconds for the first call of a function.
         settings: the settings of the kind: `task` and `task_config` of reasoning-gym, `memory` of `code`.
 
     Attributes:
@@ -142,11 +142,11 @@ class Scorer:
         self._child: LineProcess | None = None
         self._together = self._is_async = False
         self.convention = ""
-        # Whether the child has not judged an answer yet; how often that took long; and how long it took at most.
+        # Whether the child has not scored yet, how many first calls timed out, and the longest successful first call.
         self._is_first = True
         self._slow_starts = 0
         self._loading: float | None = None
-        # The last answer that was scored.
+        # An answer that was scored successfully.
         self._scored: Item | None = None
 
     def __enter__(self) -> Self:
@@ -158,11 +158,11 @@ class Scorer:
         self.close()
 
     def score(self, item: Item) -> Score:
-        """Return the reward of an answer; see `score_all`."""
+        """Return the score of an answer; see `score_all`."""
         return self.score_all([item])[0]
 
     def score_all(self, items: Sequence[Item]) -> list[Score]:
-        """Return the rewards of answers; failures are reported in them, and nothing is raised.
+        """Return the scores of answers, which also report failures to score.
 
         Raises:
             ConfigError: the rule itself cannot be loaded.
@@ -184,7 +184,7 @@ class Scorer:
             if loss is not None and len(sent) == 1:
                 outcomes[sent[0]] = loss
             for number, score in outcomes.items():
-                # A judge behind a function may be away, and a process killed for no fault of the answer.
+                # Retry once: a remote judge may be down, or the process killed by something else.
                 if score.failure and number not in again:
                     again.add(number)
                 else:
@@ -198,14 +198,14 @@ class Scorer:
         return [scores[number] for number in range(len(items))]
 
     def _works(self, failed: Item) -> bool:
-        """Return whether another answer than one that failed can be scored now."""
+        """Return whether another answer than the failed one can be scored now."""
         known = self._scored or replace(failed, text=failed.answer, tokens=())
         judged, loss = self._ask([known])
         return loss is None and not judged[0].failure
 
     def _ask(self, items: Sequence[Item]) -> tuple[dict[int, Score], Score | None]:
-        """Return the scores of answers that the child judges at the same time, by their numbers; and where its process
-        was lost the failure that this is for an answer that was judged alone.
+        """Return the scores by number of answers that the child judges together; if the child was lost, also the
+        failure that an answer judged alone gets.
         """
         child = self._started()
         scores: dict[int, Score] = {}
@@ -240,7 +240,7 @@ class Scorer:
         return self._is_async or not self._is_function
 
     def _limit(self, count: int) -> float:
-        """Return the seconds for answers that the child judges at the same time."""
+        """Return the time limit for `count` answers that the child judges together."""
         limit = self._timeout * (count if self._together and not self._is_async else 1)
         if not (self._is_first and self._is_function):
             return limit
@@ -270,7 +270,7 @@ class Scorer:
         """Return the child process, started if needed; None if rules run in this process.
 
         Raises:
-            ConfigError: the rule or the function cannot be loaded, or called.
+            ConfigError: the rule or function cannot be loaded or called.
         """
         return None if self._rule is not None else self._started().process
 
@@ -295,7 +295,7 @@ class Scorer:
         return self._child
 
     def _end(self) -> int | None:
-        """Kill the child with all that it started, and return its exit code."""
+        """Kill the child with its descendants, and return its exit code."""
         child, self._child = self._child, None
         return child and child.end()
 
@@ -305,7 +305,7 @@ class Scorer:
 
 
 class StandInScorer:
-    """A scorer that gives the answers of a group rewards that differ, so that all of them are learned from."""
+    """A scorer that gives different rewards within a group, so that all answers are trained on."""
 
     convention = ""
 

@@ -1,6 +1,6 @@
 """Calling conventions of reward functions: rlinf's, and those of verl, TRL and OpenRLHF, detected by argument names.
 
-A function can be read from its source as well as from the object, so that a file is checked without importing it.
+Signatures can be read from source, too, to check a configuration without importing the function.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ OURS: Final = frozenset(("prompt", "text", "answer", "tokens", "row"))
 VERL: Final = frozenset(("data_source", "solution_str", "ground_truth", "extra_info"))
 VERL_BATCH: Final = frozenset(("data_sources", "solution_strs", "ground_truths", "extra_infos"))
 OPENRLHF: Final = frozenset(("queries", "prompts", "labels"))
-# Besides these, TRL hands over each column of the data set by its name.
-TRL: Final = frozenset(("prompts", "completions", "completion_ids", "completions_ids", "trainer_state"))
+# TRL also passes each column of the data set by name; its `trainer_state` does not exist here.
+TRL: Final = frozenset(("prompts", "completions", "completion_ids"))
 
 _ACCEPTED: Final = (
     "name arguments of one kind: ours (any of prompt, text, answer, tokens, row), verl's (data_source, solution_str,"
@@ -33,9 +33,9 @@ class Signature(NamedTuple):
 
     Attributes:
         names: the parameters that may be given by name.
-        required: the parameters that have no default.
-        positional: names of those that can be given by position alone.
-        takes_all: whether it takes any further ones by name.
+        required: those of them without a default.
+        positional: the positional-only parameters.
+        takes_all: whether the function has `**kwargs`.
     """
 
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Signature(NamedTuple):
         """Return the signature of a function.
 
         Raises:
-            ConfigError: it has none that can be read, as some functions in C.
+            ConfigError: the signature cannot be read, as of some C functions.
         """
         try:
             parameters = inspect.signature(function).parameters.values()
@@ -70,17 +70,17 @@ def detect_convention(signature: Signature, name: str) -> Convention:
     """Return the calling convention of a reward function.
 
     Args:
-        signature: its arguments.
+        signature: the signature of the function.
         name: the name of the function, for messages.
 
     Raises:
-        ConfigError: it follows none, or wants an argument that it would not be given.
+        ConfigError: the function follows no convention, or requires an argument outside of its convention.
     """
     if signature.positional:
         raise _refused(name, f"`{signature.positional[0]}` is positional-only, but arguments are passed by name")
     names, required = frozenset(signature.names), signature.required
     if "completions" in names:
-        # What else it wants are columns, which each row has or lacks.
+        # Its other arguments are columns of the data set.
         return "trl"
     known: dict[Convention, frozenset[str]] = {
         "verl batch": VERL_BATCH,
@@ -103,21 +103,21 @@ def detect_convention(signature: Signature, name: str) -> Convention:
 
 
 def missing_columns(signature: Signature, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that a TRL reward function requires and no row has."""
+    """Return the columns that a TRL reward function requires but no row has."""
     offered = TRL | {"answer", "ground_truth"} | {name for row in rows for name in row}
     return sorted(signature.required - offered)
 
 
 def signature_in_source(target: str) -> Signature | None:
-    """Return the signature of `package.module:function` as its source has it, without importing the module.
+    """Return the signature of `package.module:function` from its source, without importing the module.
 
-    None where the source does not say, as for decorated functions, objects and what is imported from elsewhere.
+    None if the source does not show it, as for decorated or imported functions and other objects.
     """
     module, _, name = target.partition(":")
     try:
         spec = locate(module)
         tree = syntax_tree(spec) if spec is not None else None
-    except ValueError:  # others report what cannot be found or read
+    except ValueError:  # reported elsewhere
         tree = None
     if tree is None:
         return None
@@ -126,7 +126,7 @@ def signature_in_source(target: str) -> Signature | None:
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name and not node.decorator_list
     ]
-    # Names within functions and classes are their own.
+    # Skip names that are local to functions and classes.
     outside = [
         node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
@@ -163,12 +163,12 @@ def _refused(name: str, why: str) -> ConfigError:
 def to_numbers(result: Any, count: int) -> Sequence[Any]:
     """Convert the result of a function that scores several answers to one result per answer.
 
-    Lists, tensors and arrays have an entry for each answer; a mapping has them under `rewards` or `scores`
-    (OpenRLHF), and those of further metrics under `extra_logs`.
+    Lists, tensors and arrays have an entry per answer; a mapping has rewards under `rewards` or `scores` (OpenRLHF),
+    and further metrics under `extra_logs`.
 
     Raises:
-        TypeError: it is nothing of the kind.
-        ValueError: it has another number of entries.
+        TypeError: the result is neither a list nor a mapping with rewards.
+        ValueError: the number of entries is not `count`.
     """
     if isinstance(result, Mapping):
         entries = cast("Mapping[str, Any]", result)

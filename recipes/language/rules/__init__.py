@@ -1,1 +1,1 @@
-"""Rules between the values of a file of a language model's recipe."""
+"""Validation rules between the values of a language job's configuration."""

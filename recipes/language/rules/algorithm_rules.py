@@ -1,4 +1,4 @@
-"""The rules between the values of `algorithm`, `critic` and `reference` of language models' recipes."""
+"""Validation rules for the sections `algorithm`, `critic`, `reference` and `teacher` of language recipes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.sections.checks import Report, blame, place_entry
 from recipes.sections.imports import check_own_algorithm
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
 
-# What losses and keys compare with the policy that drew the tokens.
+# What some losses and keys compare the sampling policy with, for messages.
 _PROXIMAL: Final = "the trainer's own log-probabilities before the update"
 
 
 def check_algorithm(config: LanguageConfig, report: Report) -> None:
-    """Report settings of `algorithm` that contradict each other, or need a group that has no place."""
+    """Report settings of `algorithm` that contradict each other, or need a group without placement."""
     algorithm = config.algorithm
     check_own_algorithm(config, algorithm.adv_type, algorithm.loss_type, report)
     if algorithm.loss_type == "actor_critic":
@@ -26,11 +27,13 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
             "`loss_type: actor_critic` is for policies with a value head; here the group `critic` estimates values",
             "write `loss_type: actor`, with `adv_type: gae` and a placement for `critic`",
         )
-    if algorithm.adv_type in GROUP_ADVANTAGES and algorithm.group_size < 2:
+    compares = algorithm.adv_type in GROUP_ADVANTAGES
+    if (compares or algorithm.filter_groups) and algorithm.group_size < 2:
+        key, value = ("adv_type", algorithm.adv_type) if compares else ("filter_groups", "true")
         report(
-            blame(config, ("algorithm", "group_size"), ("algorithm", "adv_type")),
+            blame(config, ("algorithm", "group_size"), ("algorithm", key)),
             "conflicting-settings",
-            f"`adv_type: {algorithm.adv_type}` compares the members of a group, but every group has one",
+            f"`{key}: {value}` compares the members of a group, but every group has one",
             "write `algorithm.group_size: 8`",
         )
     _check_components(config, report)
@@ -40,7 +43,7 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_components(config: LanguageConfig, report: Report) -> None:
-    """Report optional components that a value needs and that have no place, and those that no value asks for."""
+    """Report optional components that are needed but not placed, or placed but not needed."""
     for name, component in OPTIONAL.items():
         section, key, _ = component.key
         if name in config.cluster.component_placement:
@@ -65,7 +68,7 @@ def _check_components(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_teacher(config: LanguageConfig, report: Report) -> None:
-    """Report a teacher that has nothing to teach, and keys that contradict distillation."""
+    """Report a useless teacher, and keys that contradict distillation."""
     algorithm, at = config.algorithm, ("algorithm", "adv_type")
     if not algorithm.needs_teacher:
         return
@@ -77,46 +80,49 @@ def _check_teacher(config: LanguageConfig, report: Report) -> None:
             "write `teacher.model_path: FOLDER`",
         )
     contradicts = {
-        "kl_in_reward": (algorithm.kl_beta > 0 and algorithm.kl_in_reward, "write `kl_in_reward: false`"),
-        "filter_groups": (algorithm.filter_groups, "write `filter_groups: false`"),
+        ("options", "kl_in_reward"): algorithm.kl_beta > 0 and algorithm.settings.kl_in_reward,
+        ("filter_groups",): algorithm.filter_groups,
     }
-    for name, (is_asked, help) in contradicts.items():
+    for key, is_asked in contradicts.items():
         if is_asked:
             report(
-                ("algorithm", name),
+                ("algorithm", *key),
                 "conflicting-settings",
-                f"`{name}` is about rewards, and `adv_type: distillation` learns from the teacher alone",
-                help,
+                f"`{key[-1]}` is about rewards, and `adv_type: distillation` learns from the teacher alone",
+                f"write `{key[-1]}: false`",
                 about=[at],
             )
 
 
 def _check_proximal(config: LanguageConfig, report: Report) -> None:
-    """Report corrections for other policies where ratios are taken against the one that drew the tokens, and bounds of
-    which nothing is left."""
-    algorithm = config.algorithm
-    low, high = algorithm.reject_ratio_low, algorithm.reject_ratio_high
-    if low is not None and high is not None and low >= high:
-        report(
-            ("algorithm", "reject_ratio_low"),
-            "conflicting-settings",
-            f"`reject_ratio_low: {low:g}` is not below `reject_ratio_high: {high:g}`: nothing would be trained on",
-            "write `reject_ratio_low: 0.5` and `reject_ratio_high: 2`",
-            about=[("algorithm", "reject_ratio_high")],
-        )
+    """Report off-policy corrections without recomputed log-probabilities, and rejection bounds that exclude 1."""
+    algorithm, options = config.algorithm, config.algorithm.settings
+    low, high = options.reject_ratio_low, options.reject_ratio_high
+    for name, bound, rejects in (
+        ("reject_ratio_low", low, low is not None and low >= 1),
+        ("reject_ratio_high", high, high is not None and high <= 1),
+    ):
+        if rejects:
+            report(
+                ("algorithm", "options", name),
+                "conflicting-settings",
+                f"`{name}: {bound:g}` rejects samples of the weights before the update themselves, whose ratio is 1",
+                "write `reject_ratio_low: 0.5` and `reject_ratio_high: 2`",
+            )
     if algorithm.recompute_logprobs:
         return
-    asked = {
-        name: getattr(algorithm, name) is not None for name in ("tis_cap", "reject_ratio_low", "reject_ratio_high")
+    asked: dict[Path, object] = {
+        ("algorithm", "options", "tis_cap"): options.tis_cap,
+        ("algorithm", "options", "reject_ratio_low"): low,
+        ("algorithm", "options", "reject_ratio_high"): high,
+        ("algorithm", "loss_type"): algorithm.loss_type if algorithm.loss_type == "decoupled_actor" else None,
     }
-    asked["loss_type"] = algorithm.loss_type == "decoupled_actor"
-    for name, needs in asked.items():
-        if needs:
-            what = f"`{name}: {getattr(algorithm, name)}`"
+    for at, value in asked.items():
+        if value is not None:
             report(
-                ("algorithm", name),
+                at,
                 "conflicting-settings",
-                f"{what} compares the policy that sampled the tokens with {_PROXIMAL}",
+                f"`{at[-1]}: {value}` compares the policy that sampled the tokens with {_PROXIMAL}",
                 "write `algorithm.recompute_logprobs: true`",
                 about=[("algorithm", "recompute_logprobs")],
             )

@@ -1,4 +1,4 @@
-"""Rules about a language model's architecture, by the config.json of its folder alone."""
+"""Validation rules for a language model's architecture, from config.json alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.suggest import excerpt
 
-# Model types that transformers does not compute in rows, or from a cache of keys and values, as one sequence at a time.
-# The nightly sweep over the installed transformers compares this list with what it sees.
+# Model types whose results in packed rows, or from a KV cache, differ from those of one sequence at a time. A nightly
+# test compares this list with the installed transformers.
 REFUSED: Final = frozenset(
     (
         *("bailing_hybrid", "bamba", "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot"),
@@ -24,20 +24,20 @@ REFUSED: Final = frozenset(
         *("trocr", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xlstm", "xmod", "zamba", "zamba2"),
     )
 )
-# Sizes that are at least 1 in every family that has them.
+# Sizes that are at least 1 in every model family that has them.
 _SIZES: Final = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window"),
 )
-# Ends of the names of classes that judge, sort or embed texts, and write none.
+# Suffixes of the names of classes that do not generate text.
 _OTHER_HEADS: Final = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
     *("ForMultipleChoice", "RewardModel"),
 )
-# A positive number, and switches: as text, `"false"` would be on.
+# Keys with positive numbers, and switches, which must not be text: `"false"` would be on.
 _POSITIVE: Final = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 _SWITCHES: Final = ("tie_word_embeddings", "attention_bias", "use_sliding_window")
-# Ways to compute rotary angles; the second line has older names of them.
+# The types of rotary angles; the second line has older names.
 ROPES: Final = frozenset(
     (
         *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
@@ -53,8 +53,8 @@ class ArchitectureFault(NamedTuple):
     """A reason why a model cannot be trained.
 
     Attributes:
-        message, help: what is wrong, and what to do.
-        limits_length: `runner.seq_length` is too long for the model, which could be trained otherwise.
+        message, help: the fault, and the advice.
+        limits_length: whether the only fault is that `runner.seq_length` is too long for the model.
     """
 
     message: str
@@ -68,9 +68,9 @@ def fault_of_architecture(
     """Return why a model cannot be trained; None if no reason is known.
 
     Args:
-        settings: config.json of its folder.
-        seq_length: tokens of the longest sequence.
-        writes: whether it is to write text; a critic may come from a reward model.
+        settings: the content of config.json.
+        seq_length: the length of the longest sequence in tokens.
+        writes: whether the model must generate text; a critic may come from a reward model.
     """
     kind = settings.get("model_type")
     if isinstance(kind, str) and kind in REFUSED:
@@ -81,8 +81,7 @@ def fault_of_architecture(
     fault = (_fault_of_head(settings) if writes else None) or _fault_of_weights(settings)
     if fault is not None:
         return fault
-    text = settings.get("text_config")
-    text = cast("Mapping[str, Any]", text) if isinstance(text, dict) else settings
+    text = text_settings(settings)
     fault = _fault_of_sizes(text) or _fault_of_rope(text)
     if fault is not None:
         return fault
@@ -102,8 +101,14 @@ def fault_of_architecture(
     return None
 
 
+def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of config.json about the language model, which may be one part of the model."""
+    text = settings.get("text_config")
+    return cast("Mapping[str, Any]", text) if isinstance(text, dict) else settings
+
+
 def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFault | None:
-    """Report a model type that the installed transformers does not know, or has no language model for."""
+    """Return the fault of a model type that transformers does not know, or that is no causal language model."""
     if not settings:
         return None  # an unreadable config.json is reported elsewhere
     kind = settings.get("model_type")
@@ -118,15 +123,13 @@ def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFau
         if "auto_map" in settings:
             return ArchitectureFault(f"{message}, and the folder's own code is not run", _REMEDY)
         return ArchitectureFault(message, f"update transformers, or {_REMEDY}")
-    text = settings.get("text_config")
-    inner = cast("dict[str, Any]", text).get("model_type") if isinstance(text, dict) else None
-    if writes and not {kind, str(inner)} & known.writing:
+    if writes and not {kind, str(text_settings(settings).get("model_type"))} & known.writing:
         return ArchitectureFault(f"a model of type `{kind}` is not a causal language model", "name a language model")
     return None
 
 
 def _fault_of_head(settings: Mapping[str, Any]) -> ArchitectureFault | None:
-    """Report a model that writes no text, such as a reward model, whose family's language model would be loaded."""
+    """Return the fault of a model without a language head, such as a reward model."""
     written = settings.get("architectures")
     names = [str(name) for name in cast("list[object]", written)] if isinstance(written, list) else []
     if names and all(name.endswith(_OTHER_HEADS) for name in names):
@@ -150,9 +153,9 @@ def _fault_of_weights(settings: Mapping[str, Any]) -> ArchitectureFault | None:
 def _fault_of_sizes(text: Mapping[str, Any]) -> ArchitectureFault | None:
     sizes = {name: text[name] for name in _SIZES if text.get(name) is not None}
     if text.get("use_sliding_window") is False and sizes.get("sliding_window") == 0:
-        del sizes["sliding_window"]  # as Qwen writes it where it has none
+        del sizes["sliding_window"]  # Qwen's value for none
     for name, size in sizes.items():
-        # Some families have a size for each layer.
+        # Some model families have a size for each layer.
         listed = cast("list[object]", size) if isinstance(size, list) else [size]
         if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in listed):
             return _wrong_value(name, text[name], "a whole number from 1")
@@ -185,7 +188,7 @@ def _fault_of_rope(text: Mapping[str, Any]) -> ArchitectureFault | None:
 
 
 def _kinds_of_rope(text: Mapping[str, Any]) -> set[str]:
-    """Return the ways to compute rotary angles that a model names, for all layers or for kinds of them."""
+    """Return the types of rotary angles that a model names, for all layers or for kinds of layers."""
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     whole = cast("dict[str, Any]", rope) if isinstance(rope, dict) else {}
     parts = [whole, *(cast("dict[str, Any]", part) for part in whole.values() if isinstance(part, dict))]
@@ -200,8 +203,9 @@ def _longest_exact(text: Mapping[str, Any]) -> int | None:
         return None
     whole, kinds = cast("dict[str, Any]", rope), _kinds_of_rope(text)
     limits: list[object] = []
-    # `su` and `yarn` of the first Phi-3 folders are names of `longrope`.
-    if kinds & {"longrope", "su"}:
+    # Early Phi-3 folders call `longrope` `su` or `yarn`.
+    earlier = {"su", "yarn"} if text.get("model_type") == "phi3" else {"su"}
+    if kinds & {"longrope", *earlier}:
         limits.append(whole.get("original_max_position_embeddings") or text.get("original_max_position_embeddings"))
     if "dynamic" in kinds:
         limits.append(text.get("max_position_embeddings"))
@@ -209,13 +213,13 @@ def _longest_exact(text: Mapping[str, Any]) -> int | None:
     return min(known, default=None)
 
 
-# A table's name, and the file that holds it.
+# Names of tables in transformers, and their files.
 _ALL: Final = ("CONFIG_MAPPING_NAMES", "models/auto/auto_mappings.py")
 _WRITING: Final = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "models/auto/modeling_auto.py")
 
 
 class KnownModels(NamedTuple):
-    """Values of `model_type`.
+    """The values of `model_type` that transformers knows.
 
     Attributes:
         all: the types that have a configuration.
@@ -228,7 +232,7 @@ class KnownModels(NamedTuple):
 
 @cache
 def known_model_types() -> KnownModels | None:
-    """Return the types; None where transformers is not installed, or holds its tables otherwise."""
+    """Return the known types; None if transformers is not installed, or has no such tables."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or spec.origin is None:
         return None
@@ -237,12 +241,12 @@ def known_model_types() -> KnownModels | None:
         every, writing = (_keys(folder / file, name) for name, file in (_ALL, _WRITING))
     except (OSError, ValueError, SyntaxError):
         return None
-    # A type that transformers adds to the first table by a statement is in the second.
+    # The second table may have types that a statement adds to the first.
     return KnownModels(every | writing, writing) if every and writing else None
 
 
 def _keys(file: Path, name: str) -> frozenset[str]:
-    """Return the keys of `NAME = OrderedDict([(key, value), ...])` in a file of Python, which is not run."""
+    """Return the keys of `NAME = OrderedDict([(key, value), ...])` in a Python file, without running it."""
     for statement in ast.parse(file.read_text("utf-8")).body:
         if isinstance(statement, ast.Assign) and [*map(ast.unparse, statement.targets)] == [name]:
             (pairs,) = cast("ast.Call", statement.value).args

@@ -1,4 +1,4 @@
-"""Rules between `rollout` and other sections: the limits of each engine."""
+"""Validation rules for each engine's limits, between `rollout` and other sections."""
 
 from __future__ import annotations
 
@@ -37,13 +37,23 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
             "write `enable_offload: false`, or `runner.max_staleness: 0`",
             about=[("runner", "max_staleness")],
         )
+    answer, longest = config.longest_answer, config.runner.seq_length
+    needed = min(answer + 1, longest)
+    if 0 < rollout.max_running_tokens < needed:
+        report(
+            blame(config, ("rollout", "max_running_tokens"), ("rollout", "sampling_params", "max_new_tokens")),
+            "conflicting-settings",
+            f"an answer with its prompt may have {needed} tokens, but `max_running_tokens` is"
+            f" {rollout.max_running_tokens}",
+            f"write at least `max_running_tokens: {min(config.data.max_prompt_length + answer, longest)}`, or 0",
+        )
     for key in rollout.engine_options:
         if key in RESERVED_OPTIONS.get(backend.name, ()):
             report(
                 ("rollout", "engine_options", key),
                 "conflicting-settings",
                 f"the recipe sets `{key}` of {backend.name}",
-                "remove it; use `actor.model.precision` and `rollout.tensor_parallel_size`",
+                "remove it; use `actor.model.precision` and `tensor_parallel_size`",
             )
     _check_shared_accelerators(config, report)
     _check_logprobs(config, report)
@@ -52,7 +62,7 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
 
 
 def check_backend(config: JobConfig, component: Literal["rollout", "judge"], name: str, report: Report) -> None:
-    """Report an engine whose package the interpreter of a component lacks."""
+    """Report an engine whose package is missing in a component's interpreter."""
     modules = BACKENDS[name].modules
     lacking = missing_modules(modules) if runs_in_this_interpreter(config, component) else []
     if lacking:
@@ -84,7 +94,7 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_logprobs(config: LanguageConfig, report: Report) -> None:
-    """Report sampling settings under which the engine's log-probabilities differ from those that training needs."""
+    """Report sampling settings for which the engine cannot give the log-probabilities that training needs."""
     rollout = config.rollout
     params, backend = rollout.sampling_params, BACKENDS[rollout.backend]
     cut = [
@@ -107,29 +117,29 @@ def _check_logprobs(config: LanguageConfig, report: Report) -> None:
         )
     elif backend.name == "server" and rollout.server.logprobs == "processed" and cut:
         report(
-            blame(config, (*at, cut[0]), ("rollout", "server", "logprobs")),
+            blame(config, (*at, cut[0]), ("rollout", "engine_options", "logprobs")),
             "conflicting-settings",
-            f"`server.logprobs: processed` are taken after `{cut[0]}`; training needs those before it",
+            f"`logprobs: processed` are taken after `{cut[0]}`; training needs those before it",
             f"remove `{cut[0]}`",
         )
     elif backend.name == "server" and rollout.server.logprobs == "raw" and params.temperature not in (0, 1):
         report(
-            blame(config, (*at, "temperature"), ("rollout", "server", "logprobs")),
+            blame(config, (*at, "temperature"), ("rollout", "engine_options", "logprobs")),
             "conflicting-settings",
-            "`server.logprobs: raw` are taken before `temperature`; training needs those after it",
-            "write `temperature: 1`, or start the server with processed log-probabilities and set `server.logprobs:"
+            "`logprobs: raw` are taken before `temperature`; training needs those after it",
+            "write `temperature: 1`, or start the server with processed log-probabilities and set `logprobs:"
             " processed`",
         )
 
 
 def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
-    server, at = config.rollout.server, ("rollout", "server")
+    server, at = config.rollout.server, ("rollout", "engine_options")
     if server.url is None:
         report(
             blame(config, (*at, "url"), ("rollout", "backend")),
             "conflicting-settings",
             "`backend: server` needs the server's address",
-            "write `rollout.server.url: http://127.0.0.1:8000`",
+            "write `rollout.engine_options.url: http://127.0.0.1:8000`",
         )
     elif server.token_env and not _is_private(server.url):
         report(
@@ -144,7 +154,7 @@ def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
             blame(config, (*at, "weights_dir"), ("rollout", "backend")),
             "conflicting-settings",
             "training sends the engine new weights in every step, but a plain server takes none",
-            "write `rollout.server.weights_dir: FOLDER`, a folder that a vLLM server also reads, or"
+            "write `rollout.engine_options.weights_dir: FOLDER`, a folder that a vLLM server also reads, or"
             " `runner.only_eval: true`",
         )
     if server.weights_dir is not None and workers > 1:
@@ -152,7 +162,7 @@ def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
             ("cluster", "component_placement", "rollout"),
             "conflicting-settings",
             f"{workers} rollout workers would send one server new weights while the others use it",
-            "place `rollout: 0`; `rollout.server.max_concurrent` sets the concurrency of one worker",
+            "place `rollout: 0`; `rollout.engine_options.max_concurrent` sets the concurrency of one worker",
             about=[(*at, "weights_dir")],
         )
     if config.actor.model.model_path is None:

@@ -1,4 +1,4 @@
-"""Rules that every recipe of language models has for its file, and facts of it."""
+"""Validation rules that all language recipes share, and facts for resuming."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from recipes.language.rules.engine_rules import check_engine
 from recipes.language.rules.judge_rules import check_judge
 from recipes.language.rules.model_rules import check_model
 from recipes.language.rules.problem_rules import check_data
-from recipes.sections.algorithm import check_algorithm_options
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -26,12 +25,12 @@ from rlinf_core.config.sections.hub_names import on_any_machine
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Trial
 
-# The program that tries the sandbox.
+# The program that tests the sandbox.
 SANDBOX_PROBE: Final = "recipes.language.sandbox.sandbox_probe"
 _AT: Final[Path] = ("rollout", "sampling_params")
-# vLLM raises lower temperatures to this one, or takes them for 0.
+# vLLM raises lower temperatures to this value, or treats them as 0.
 _LOWEST_TEMPERATURE: Final = 0.01
-# No vocabulary has a million tokens, so the most likely token has a larger share.
+# The most likely token always has a larger probability, as no vocabulary has a million tokens.
 _LEAST_SHARE: Final = 1e-6
 
 
@@ -42,14 +41,14 @@ def check_job(
     report: Report,
     optional: Sequence[str] = OPTIONAL_COMPONENTS,
 ) -> None:
-    """Report what does not fit together in a file.
+    """Report conflicts in a job's configuration.
 
     Args:
-        config: the file.
+        config: the configuration.
         components: the components that the recipe always has.
         world_sizes: see `recipes.sections.checks`.
-        report: takes findings.
-        optional: components that it may have.
+        report: receives the findings.
+        optional: the components that the recipe may have.
     """
     check_sections(config, config.runner, facts(config), tuple(components), report, optional=tuple(optional))
     check_minibatches(config, report)
@@ -58,7 +57,6 @@ def check_job(
     check_engine(config, world_sizes, report)
     check_sampling(config, report)
     check_algorithm(config, report)
-    check_algorithm_options(config, config.algorithm, report)
     check_judge(config, report)
 
 
@@ -87,9 +85,7 @@ def inputs(config: ModelJobConfig) -> list[FilePath]:
 
 
 def check_sampling(config: LanguageConfig, report: Report) -> None:
-    """Report settings that no request can have, and in training those that draw the same answer every time or let none
-    end.
-    """
+    """Report invalid sampling settings, and in training settings that always give the same answer or never end one."""
     sampling = config.rollout.sampling_params
     try:
         sampling_params(config, sampling.temperature, seed=0)
@@ -131,8 +127,8 @@ def check_lengths(config: LanguageConfig, report: Report, bound: str, further: s
     Args:
         config: the job.
         report: receives the finding.
-        bound: `runner.seq_length`, in the recipe's words.
-        further: the end of the remedy, on what else a sequence of the recipe holds.
+        bound: the description of `runner.seq_length` for the message.
+        further: the end of the advice, about other contents of a sequence.
     """
     prompt, answer = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
     if prompt + answer <= config.runner.seq_length:

@@ -1,4 +1,4 @@
-"""Rules of the section `judge`, the model behind `reward_type: judge`."""
+"""Validation rules for the section `judge`, the model of `reward_type: judge`, and its options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 
 from recipes.language.answers.sequences import SamplingParams
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.config.rollout_config import VERDICTS
+from recipes.language.config.problem_config import VERDICTS
 from recipes.language.rules.engine_rules import check_backend
 from recipes.language.rules.model_rules import faults_of_folder, faults_of_tokenizer, lacks_folder
 from recipes.sections.checks import Report, blame
@@ -17,10 +17,12 @@ from rlinf_core.config.tree import Path
 
 _MODEL: Path = ("judge", "model_path")
 _REWARD: Path = ("reward", "reward_type")
+_OPTIONS: Path = ("reward", "options")
+_SHARE: Path = ("engine_options", "gpu_memory_utilization")
 
 
 def check_judge(config: LanguageConfig, report: Report) -> None:
-    """Report a judge without a model or a question; and one whose engine does not fit beside another."""
+    """Report a judge without a usable model or question, or whose engine does not fit beside another."""
     if not config.reward.asks_judge:
         return
     _check_question(config, report)
@@ -30,42 +32,41 @@ def check_judge(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_question(config: LanguageConfig, report: Report) -> None:
-    """Report a template, a verdict or lengths by which nothing could be judged."""
-    judge = config.judge
-    if judge.template is not None and "{text}" not in judge.template:
+    """Report a template, verdict or lengths with which the judge cannot work."""
+    asked = config.reward.judging
+    if asked.template is not None and "{text}" not in asked.template:
         report(
-            ("judge", "template"),
+            (*_OPTIONS, "template"),
             "conflicting-settings",
-            "`judge.template` has no `{text}`, the place of the answer",
+            "`reward.options.template` has no `{text}`, the place of the answer",
             "write `{text}` where the answer is to stand, and `{prompt}` and `{answer}` for question and right answer",
         )
     try:
-        SamplingParams(temperature=judge.temperature)
+        SamplingParams(temperature=asked.temperature)
     except ValueError as error:
-        report(("judge", "temperature"), "bad-value", str(error))
-    if judge.template is None and judge.verdict not in VERDICTS:
+        report((*_OPTIONS, "temperature"), "bad-value", str(error))
+    if asked.template is None and asked.verdict not in VERDICTS:
         report(
-            blame(config, ("judge", "template"), ("judge", "verdict")),
+            blame(config, (*_OPTIONS, "template"), (*_OPTIONS, "verdict")),
             "conflicting-settings",
-            f"`judge.verdict: {judge.verdict}` reads replies to a question that only you know",
-            "write `judge.template`, with `{prompt}`, `{text}` and `{answer}`",
+            f"`reward.options.verdict: {asked.verdict}` reads replies to a question that only you know",
+            "write `reward.options.template`, with `{prompt}`, `{text}` and `{answer}`",
         )
-    if ":" in judge.verdict:
-        check_import(config, ("judge", "verdict"), judge.verdict, "judge", report)
-    if judge.max_new_tokens >= judge.seq_length:
+    if ":" in asked.verdict:
+        check_import(config, (*_OPTIONS, "verdict"), asked.verdict, "judge", report)
+    if asked.max_new_tokens >= asked.seq_length:
         report(
-            blame(config, ("judge", "max_new_tokens"), ("judge", "seq_length")),
+            blame(config, (*_OPTIONS, "max_new_tokens"), (*_OPTIONS, "seq_length")),
             "conflicting-settings",
-            f"a reply of {judge.max_new_tokens} tokens leaves no room for a question in `judge.seq_length`"
-            f" {judge.seq_length}",
-            f"raise `judge.seq_length`, or write `judge.max_new_tokens: {max(1, judge.seq_length // 4)}`",
+            f"a reply of {asked.max_new_tokens} tokens leaves no room for a question: `seq_length: {asked.seq_length}`",
+            f"raise `reward.options.seq_length`, or write `max_new_tokens: {max(1, asked.seq_length // 4)}`",
         )
-    if judge.system_prompt and not judge.apply_chat_template:
+    if asked.system_prompt and not asked.apply_chat_template:
         report(
-            ("judge", "system_prompt"),
+            (*_OPTIONS, "system_prompt"),
             "conflicting-settings",
-            "`judge.system_prompt` needs a chat template",
-            "write `judge.apply_chat_template: true`, or put the text into `judge.template`",
+            "`reward.options.system_prompt` needs a chat template",
+            "write `reward.options.apply_chat_template: true`, or put the text into `reward.options.template`",
         )
 
 
@@ -85,26 +86,26 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
     check_backend(config, "judge", config.judge.backend, report)
     if lacks_folder(judge.model_path, _MODEL, report):
         return
-    length = judge.seq_length if judge.backend == "torch" else None
-    faults = faults_of_folder(_MODEL, judge.model_path, length, length=("judge", "seq_length"))
-    folder, template = FilePath(judge.model_path), ("judge", "apply_chat_template")
+    asked = config.reward.judging
+    length = asked.seq_length if judge.backend == "torch" else None
+    faults = faults_of_folder(_MODEL, judge.model_path, length, length=(*_OPTIONS, "seq_length"))
+    folder, template = FilePath(judge.model_path), (*_OPTIONS, "apply_chat_template")
     settings = read_object(folder / SETTINGS)
-    faults += faults_of_tokenizer(folder, _MODEL, settings, chat=judge.apply_chat_template, template=template)
+    faults += faults_of_tokenizer(folder, _MODEL, settings, chat=asked.apply_chat_template, template=template)
     for fault in sorted(faults, key=lambda fault: fault.of_files):
         report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
 
 
 def _check_room(config: LanguageConfig, report: Report) -> None:
     """Report engines that together reserve more than the memory of the accelerators they share."""
-    judge, rollout = config.judge, config.rollout
-    reserve = judge.backend == rollout.backend == "vllm"
-    share = judge.gpu_memory_utilization + rollout.gpu_memory_utilization
-    if reserve and share > 1 and share_accelerators(config, "judge", "rollout"):
+    judge, rollout = config.judge.vllm.gpu_memory_utilization, config.rollout.vllm.gpu_memory_utilization
+    reserve = config.judge.backend == config.rollout.backend == "vllm"
+    if reserve and judge + rollout > 1 and share_accelerators(config, "judge", "rollout"):
         report(
-            blame(config, ("judge", "gpu_memory_utilization"), ("rollout", "gpu_memory_utilization")),
+            blame(config, ("judge", *_SHARE), ("rollout", *_SHARE)),
             "conflicting-settings",
-            f"judge and rollout share accelerators, and reserve {judge.gpu_memory_utilization:g} and"
-            f" {rollout.gpu_memory_utilization:g} of their memory: both answer at the same time",
-            "lower `judge.gpu_memory_utilization` and `rollout.gpu_memory_utilization` to at most 1 together, or place"
+            f"judge and rollout share accelerators, and reserve {judge:g} and {rollout:g} of their memory: both answer"
+            " at the same time",
+            "lower `engine_options.gpu_memory_utilization` of `judge` and `rollout` to at most 1 together, or place"
             " `judge` on its own accelerators",
         )

@@ -1,4 +1,4 @@
-"""Checks of a language model's folders, without loading the model."""
+"""Validation rules for a language model's folders, without loading the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.config.rollout_config import BACKENDS
-from recipes.language.rules.architecture_rules import fault_of_architecture
+from recipes.language.models.architecture import stretched
+from recipes.language.rules.architecture_rules import fault_of_architecture, text_settings
 from recipes.language.rules.template_rules import stored_vocabulary
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
@@ -35,12 +36,12 @@ _PACKAGES = ["torch", "transformers"]
 
 
 class Fault(NamedTuple):
-    """A fault of a folder.
+    """A fault of a model's or tokenizer's folder.
 
     Attributes:
-        path: the key it is about.
-        message, help: what is wrong, and what to do.
-        of_files: whether the folder, where it is copied to, may be without it.
+        path: the key of the folder.
+        message, help: the fault, and the advice.
+        of_files: whether a complete copy of the folder may lack the fault.
     """
 
     path: Path
@@ -50,7 +51,7 @@ class Fault(NamedTuple):
 
 
 def lacks_folder(folder: str | None, at: Path, report: Report) -> bool:
-    """Report a folder of a model that is not on this machine; return whether there is none to look at."""
+    """Report a model's folder that is not on this machine; return whether one is named but missing."""
     if folder is None or os.path.isdir(folder):
         return False
     what = "a file" if os.path.exists(folder) else "not on this machine"
@@ -65,10 +66,10 @@ def lacks_folder(folder: str | None, at: Path, report: Report) -> bool:
 
 
 def check_model(config: LanguageConfig, report: Report) -> None:
-    """Report packages, folders of models and tokenizers, and a chat template, that do not exist.
+    """Report missing packages, faults of folders of models and tokenizers, and a missing chat template.
 
-    Folders on other machines are not checked. One that is missing here, or has settings and no weights, is a
-    warning: the file may be meant for another machine. `require_model` makes it an error where a run starts.
+    Folders on other machines are not checked. A folder that is missing here, or has settings but no weights, gives a
+    warning, as the configuration may be for another machine. `require_model` makes it an error when a run starts.
     """
     if not runs_in_this_interpreter(config, "actor"):
         return
@@ -79,6 +80,8 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     report_faults(config, faults(config), report)
     for fault in faults_of_ties(config):
         report(blame(config, fault.path, MODEL), "conflicting-settings", fault.message, fault.help, about=[MODEL])
+    for fault in faults_of_sampling(config):
+        report(fault.path, "conflicting-settings", fault.message, fault.help, about=[MODEL])
     if folder is None and config.data.apply_chat_template:
         report(
             _TEMPLATE,
@@ -106,31 +109,31 @@ def check_model(config: LanguageConfig, report: Report) -> None:
 
 
 def report_faults(config: ModelJobConfig, faults: Iterable[Fault], report: Report) -> None:
-    """Report faults of the folders of a job; those of files are warnings where the model's weights are elsewhere."""
+    """Report faults of a job's folders; those of files are warnings if the model's weights are elsewhere."""
     folder = FilePath(config.actor.model.model_path or os.devnull)
     elsewhere = bool(read_object(folder / SETTINGS)) and not list(folder.glob("*.safetensors"))
-    # Of several findings at one key the first is shown.
+    # Only the first of several findings at one key is shown.
     for fault in sorted(faults, key=lambda fault: fault.of_files):
         severity = Severity.WARNING if elsewhere and fault.of_files else Severity.ERROR
         report(fault.path, "unusable-path", fault.message, fault.help, about=[MODEL], severity=severity)
 
 
 def require_model(config: LanguageConfig) -> None:
-    """Check, before anything is started, that the folders of a run on this machine alone can be used.
+    """Check, before a run starts, that its folders on this machine are usable.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: a folder is not usable.
     """
     folder = config.actor.model.model_path
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in (*faults(config), *faults_of_ties(config)):
+    for fault in (*faults(config), *faults_of_ties(config), *faults_of_sampling(config)):
         raise ConfigError(fault.message, help=fault.help)
 
 
 def faults_of_ties(config: LanguageConfig) -> list[Fault]:
-    """Return that an engine which goes by config.json alone would compute another model than the actor's."""
+    """Return a fault if an engine that trusts config.json would compute another model than the actor's."""
     folder = config.actor.model.model_path
     if folder is None or BACKENDS[config.rollout.backend].name == "torch":
         return []
@@ -138,8 +141,32 @@ def faults_of_ties(config: LanguageConfig) -> list[Fault]:
     return [] if fault is None else [Fault(("rollout", "backend"), *fault)]
 
 
+def faults_of_sampling(config: LanguageConfig) -> list[Fault]:
+    """Return a fault for answers longer than the model's positions, and for each stop token that it does not have."""
+    sampling, at = config.rollout.sampling_params, ("rollout", "sampling_params")
+    text = text_settings(read_object(FilePath(config.actor.model.model_path or os.devnull) / SETTINGS))
+    known, positions = (text.get(name) for name in ("vocab_size", "max_position_embeddings"))
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    positions = stretched(positions, rope) if isinstance(positions, int) else 0
+    reported = [
+        Fault(
+            (*at, "stop_token_ids", number),
+            f"the model has no token {token}, only 0 to {known - 1}: no answer would end by it",
+            "name a token of the model's tokenizer",
+        )
+        for number, token in enumerate(sampling.stop_token_ids)
+        if isinstance(known, int) and token >= known
+    ]
+    if 0 < positions <= sampling.max_new_tokens:
+        message = (
+            f"an answer of {sampling.max_new_tokens} tokens and its prompt exceed the model's {positions} positions"
+        )
+        reported.append(Fault((*at, "max_new_tokens"), message, f"write {max(1, positions // 2)}, or less"))
+    return reported
+
+
 def faults(config: LanguageConfig) -> list[Fault]:
-    """Return the faults of the existing folders of the job's models and of the tokenizer."""
+    """Return the faults of the existing folders of the job's models and tokenizer."""
     folders: dict[Path, str | None] = {
         MODEL: config.actor.model.model_path,
         ("critic", "model_path"): config.critic.model_path,
@@ -165,14 +192,14 @@ def faults_of_folder(
     answers: bool = False,
     writes: bool = True,
 ) -> list[Fault]:
-    """Return the faults of the folder of a model; none where there is no such folder here.
+    """Return the faults of a model's folder; none if it is not on this machine.
 
     Args:
-        at: the key that names it.
+        at: the key that names the folder.
         folder: the folder.
-        seq_length: tokens of the longest sequence; None: another package computes the model.
-        length: the key of that.
-        answers: whether answers end where the folder says.
+        seq_length: the length of the longest sequence in tokens; None: another package computes the model.
+        length: the key of `seq_length`.
+        answers: whether the folder names the tokens that end answers.
         writes: see `fault_of_architecture`.
     """
     if folder is None or not os.path.isdir(folder):
@@ -207,9 +234,9 @@ def faults_of_tokenizer(
     """Return the faults of a tokenizer's folder.
 
     Args:
-        folder: a folder that exists.
-        at: the key that names it.
-        settings: config.json of the model; empty where there is none.
+        folder: the existing folder.
+        at: the key that names the folder.
+        settings: config.json of the model; empty without one.
         chat: whether a chat template is needed.
     """
     files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -236,7 +263,7 @@ def has_chat_template(folder: FilePath) -> bool:
 
 
 def check_packages(config: ModelJobConfig, report: Report) -> None:
-    """Report packages that this Python lacks."""
+    """Report packages that this interpreter lacks."""
     needs: list[tuple[Path, str, str]] = [(("recipe",), "recipes of language models need", "transformers")]
     if config.actor.model.adapter() is not None:
         needs.append((("actor", "model", "lora"), "LoRA needs", "peft"))
@@ -251,18 +278,16 @@ def check_packages(config: ModelJobConfig, report: Report) -> None:
 
 
 def fault_of_ties(folder: str) -> FolderFault | None:
-    """Return why an engine that goes by config.json alone computes another model than the folder holds; None: it does
-    not, or the folder cannot be looked at.
+    """Return why an engine that trusts config.json would compute another model than the folder's; None if it would not,
+    or the folder cannot be read.
     """
     if not os.path.isdir(folder) or missing_modules(_PACKAGES):
         return None
     from recipes.training.tensor_files import stored_tensors
 
-    settings = read_object(FilePath(folder) / SETTINGS)
-    text = settings.get("text_config", settings)
-    size = cast("dict[str, Any]", text).get("vocab_size") if isinstance(text, dict) else None
+    size = text_settings(read_object(FilePath(folder) / SETTINGS)).get("vocab_size")
     tensors = stored_tensors(FilePath(folder)) or {}
-    # One for the embeddings, and one for the output.
+    # The folder must have separate tensors for embeddings and output.
     if sum(len(tensor.shape) > 1 and tensor.shape[0] == size for tensor in tensors.values()) < 2:
         return None
     from transformers import AutoConfig
@@ -272,7 +297,7 @@ def fault_of_ties(folder: str) -> FolderFault | None:
 
     try:
         said, held = config_of(AutoConfig, folder), cast("Any", hollow_causal(folder).config)
-    except Exception:  # noqa: BLE001 - by the classes of transformers; rules about the folder say why
+    except Exception:  # noqa: BLE001 - whatever transformers raises; other rules report the folder
         return None
     if not said.tie_word_embeddings or held.tie_word_embeddings:
         return None

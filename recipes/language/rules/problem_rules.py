@@ -1,4 +1,4 @@
-"""Rules about problems and rewards: files, tasks, packages and functions that do not exist."""
+"""Validation rules for problems and rewards: missing files, tasks, packages and functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SOURCES = {"reasoning_gym": "reasoning_gym", "parquet": "pyarrow"}
 
 
 def check_data(config: LanguageConfig, report: Report) -> None:
-    """Report a source of problems that lacks its files, its task or its package, and a reward that does not fit it."""
+    """Report a source of problems that lacks files, task or package, and a reward that does not fit the source."""
     _check_source(config, report)
     _check_reward(config, report)
     if runs_in_this_interpreter(config, "rollout"):
@@ -48,7 +48,7 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
                 report(at, "unknown-key", f"generated sums have no setting `{name}`", "known: `digits`, `spaced`")
             elif name == "spaced" and not isinstance(value, bool):
                 report(at, "bad-value", "`spaced` is neither true nor false")
-            elif name == "digits" and (isinstance(value, bool) or value not in DIGITS):
+            elif name == "digits" and (type(value) is not int or value not in DIGITS):
                 report(at, "bad-value", "`digits` is no whole number from 1 to 9")
     evaluates = config.runner.only_eval and bool(data.val_data_paths)
     if data.type in ("jsonl", "parquet") and not data.train_data_paths and not evaluates:
@@ -98,8 +98,30 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
         )
 
 
+def check_rewards(config: LanguageConfig, report: Report) -> None:
+    """Report rewards of a rule that do not prefer correct answers."""
+    right, wrong = config.reward.correct_reward, config.reward.incorrect_reward
+    if ":" not in config.reward.reward_type and right <= wrong:
+        report(
+            blame(config, ("reward", "correct_reward"), ("reward", "incorrect_reward")),
+            "conflicting-settings",
+            f"`correct_reward: {right:g}` is not above `incorrect_reward: {wrong:g}`: correct answers would not be"
+            " learned",
+            "write `correct_reward: 1` and `incorrect_reward: 0`",
+        )
+
+
 def _check_reward(config: LanguageConfig, report: Report) -> None:
-    kind = config.reward.reward_type
+    kind, longest = config.reward.reward_type, config.longest_answer
+    if config.reward.overlong_margin > longest:
+        report(
+            ("reward", "soft_overlong"),
+            "conflicting-settings",
+            f"`soft_overlong: {config.reward.overlong_margin}` exceeds `max_new_tokens` {longest}: every answer, even"
+            " of one token, would get a penalty",
+            f"write `soft_overlong: {max(1, longest // 4)}`",
+            about=[("rollout", "sampling_params", "max_new_tokens")],
+        )
     if kind == "reasoning_gym" and config.data.type != "reasoning_gym":
         report(
             _REWARD,
@@ -123,7 +145,7 @@ def _check_reward(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_signature(kind: str, report: Report) -> None:
-    """Report a reward function with unsupported arguments. Its source is parsed, not imported."""
+    """Report a reward function with unsupported arguments, by parsing its source."""
     signature = signature_in_source(kind)
     if signature is None:
         return
@@ -166,9 +188,9 @@ def _check_symbols(config: LanguageConfig, key: str, path: str, problems: FilePr
 
 
 def _check_files(config: LanguageConfig, report: Report) -> None:
-    """Report files that cannot be read, or whose first rows are not problems.
+    """Report problem files that cannot be read, or whose first rows are invalid.
 
-    One that is missing is a warning: the file may be meant for another machine.
+    A missing file gives a warning, as the configuration may be for another machine.
     """
     data = config.data
     for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
@@ -196,7 +218,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_columns(config: LanguageConfig, key: str, path: str, problems: FileProblems, report: Report) -> None:
-    """Report a reward function of TRL's kind that wants a column which no row has."""
+    """Report a TRL reward function that requires a column which no row has."""
     kind = config.reward.reward_type
     signature = signature_in_source(kind) if ":" in kind and runs_in_this_interpreter(config, "reward") else None
     if signature is None or "completions" not in signature.names:

@@ -1,4 +1,4 @@
-"""Conversations that a job has with its model, checked against the chat template, and tokenizers against each other."""
+"""Checks of a job's conversations against the chat template, and of tokenizers against each other."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _OTHER_HELP: Final = "use a tokenizer with another template, or write `data.appl
 
 
 def require_conversations(config: LanguageConfig, template: ChatTemplate | None) -> Difference | None:
-    """Check that the chat template writes every conversation of a job, and return which these are; None without one.
+    """Check that the chat template renders every conversation of a job, and return these; None without a template.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the template rejects a conversation.
     """
     if template is None:
         return None
@@ -53,7 +53,7 @@ def require_conversations(config: LanguageConfig, template: ChatTemplate | None)
 
 
 def vocabulary_difference(one: Mapping[str, int], other: Mapping[str, int]) -> str | None:
-    """Return how the tokens of two tokenizers differ, with an example; None where each has the same id in both."""
+    """Return how the token ids of two tokenizers differ, with an example; None if they are equal."""
     unlike = [token for token in {**one, **other} if one.get(token) != other.get(token)]
     if not unlike:
         return None
@@ -71,7 +71,7 @@ def stored_vocabulary(folder: FilePath) -> Mapping[str, int]:
     if isinstance(vocabulary, dict):
         tokens |= cast("dict[str, Any]", vocabulary)
     elif isinstance(vocabulary, list):
-        # Of unigram models: tokens with scores, in the order of their ids.
+        # A unigram model lists tokens with scores in the order of ids.
         for number, entry in enumerate(cast("list[list[Any]]", vocabulary)):
             if isinstance(entry, list) and entry:  # pyright: ignore[reportUnnecessaryIsInstance] - read from outside
                 tokens[str(entry[0])] = number

@@ -1,1 +1,1 @@
-"""Programs that a model wrote, run apart from everything else: the tool `python`, and rewards by tests."""
+"""Isolated runs of programs that a model wrote, for the tool `python` and for rewards by tests."""

@@ -1,4 +1,4 @@
-"""A child process that answers lines of JSON: what it runs may hang or exit, and affects no other process."""
+"""A child process that answers in lines of JSON; if it hangs or exits, no other process is affected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlinf_core.process.import_path import module_command
 
 
 class LineProcess:
-    """A module that runs as a process of its own, and reads and writes lines of JSON.
+    """A module that runs as a child process, reads lines, and writes lines of JSON.
 
     Args:
         module: the module.
         arguments: its arguments.
-        environment: variables of its environment besides those of this process.
+        environment: environment variables to add to those of this process.
     """
 
     def __init__(self, module: str, *arguments: str, **environment: str) -> None:
@@ -35,7 +35,7 @@ class LineProcess:
         """Send a line.
 
         Raises:
-            TimeoutError: it is not taken by `deadline`, on the monotonic clock.
+            TimeoutError: the line is not read by `deadline`, on the monotonic clock.
             EOFError: the process has ended.
         """
         rest = memoryview(line + b"\n")
@@ -47,7 +47,7 @@ class LineProcess:
                 raise EOFError from None
 
     def reply(self, deadline: float) -> Any:
-        """Return the next line as data; errors are those of `send`."""
+        """Return the next line, parsed; errors are those of `send`."""
         while b"\n" not in self._rest:
             piece = os.read(self._wait(1, select.POLLIN, deadline), 1 << 16)
             if not piece:
@@ -65,7 +65,7 @@ class LineProcess:
         return descriptor
 
     def end(self) -> int:
-        """Kill the process with all that it started, and return its exit code."""
+        """Kill the process group, and return the exit code of the process."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for pipe in self._pipes:

@@ -1,5 +1,5 @@
-"""Control groups that bound the memory of a program as a whole: all its processes, and what the kernel holds for them,
-such as the data in its sockets, which no limit of a process counts.
+"""Control groups that bound the memory of a whole program: all its processes, and kernel memory such as socket buffers,
+which no limit of a process counts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _NAME: Final = "rlinf-program-"
 
 
 class MemoryGroups:
-    """The groups of the programs of this process. One whose program has ended is used again.
+    """The control groups for programs of this process, reused when a program has ended.
 
     Args:
-        place: the folder in which they are made.
+        place: the folder for the groups.
     """
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        # By their bytes: writing a limit takes the kernel long.
+        # Free groups by their limit in bytes, since setting a limit is slow.
         self._free: dict[int, list[Path]] = {}
         self._numbers = itertools.count()
         self._remove_left_over()
@@ -35,10 +35,10 @@ class MemoryGroups:
 
     @contextmanager
     def borrow(self, memory: int) -> Generator[Path]:
-        """Yield the folder of a group that may have so many bytes.
+        """Yield the folder of a group with a limit of `memory` bytes.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the group cannot be created.
         """
         free = self._free.setdefault(memory, [])
         group = free.pop() if free else self._made(memory)
@@ -65,7 +65,7 @@ class MemoryGroups:
         self._free.clear()
 
     def _remove_left_over(self) -> None:
-        """Remove groups of processes that were killed."""
+        """Remove the groups of processes that no longer exist."""
         for group in self._place.glob(f"{_NAME}*-*"):
             pid = group.name.removeprefix(_NAME).partition("-")[0]
             if not Path("/proc", pid).exists():
@@ -74,11 +74,11 @@ class MemoryGroups:
 
 
 def place_of_groups(folder: str | None) -> Path | None:
-    """Return where a process may make groups whose memory is bounded, by the folder of its own; None: nowhere.
+    """Return where a process may create groups with bounded memory, given the folder of its own group; None: nowhere.
 
-    A group with processes has no bounded groups below it: they are made beside it, where the user was given the group
-    above, as systemd does for `user@.service` and for units with `Delegate=yes`. In version 1 entering a group takes as
-    long as a short program.
+    A group with processes cannot have bounded groups below it, so they go beside it, if the parent group is delegated
+    to the user, as systemd does for `user@.service` and units with `Delegate=yes`. Version 1 is not used, as entering a
+    group takes as long as a short program.
     """
     place = Path(folder).parent if folder is not None else None
     if place is None:
@@ -92,7 +92,7 @@ def place_of_groups(folder: str | None) -> Path | None:
 
 @cache
 def memory_groups() -> MemoryGroups | None:
-    """Return the groups of this process; None where it may make none."""
+    """Return the groups of this process; None if it may not create any."""
     own = own_group()
     place = place_of_groups(own.path if own is not None else None)
     return None if place is None else MemoryGroups(place)

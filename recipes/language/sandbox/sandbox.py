@@ -1,8 +1,8 @@
-"""A sandbox for Python programs that a model wrote, made of bubblewrap's namespaces and of limits of the kernel.
+"""A sandbox for Python programs that a model wrote, made of bubblewrap's namespaces and kernel limits.
 
-A program sees its interpreter with the standard library, `/usr`, and an empty `/tmp`. It has no network, no other
-process, no variable of this one, and no privilege that it could get back. Sockets of other families than Unix, IP and
-netlink, which no namespace holds, are refused. It is ended with all that it started.
+A program sees its interpreter with the standard library, `/usr`, and an empty `/tmp`. It has no network, sees no other
+processes and no environment variables of this one, and cannot regain privileges. Socket families other than Unix, IP
+and netlink, which namespaces do not isolate, are refused. A program is killed with all that it started.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from rlinf_core.node.process_end import kills_in
 MIB: Final = 1 << 20
 # Exit statuses above it are signals, by the shell's convention.
 _ENDED_BY: Final = 128
-# Longest output that is read, in bytes. A program that writes more is ended.
+# The maximum output, in bytes; a program that writes more is killed.
 OUTPUT_BYTES: Final = 64 * 1024
 _TRIAL_SECONDS: Final = 30.0
 # The kernel reports 2 when a filter is active.
 _TRIAL: Final = "print(6 * 7); print(open('/proc/self/status').read().split('Seccomp:')[1].split()[0])"
-# Programs that make the sandbox, and the packages of Debian and Ubuntu that hold them.
+# Programs that the sandbox needs, and their packages in Debian and Ubuntu.
 _PROGRAMS: Final = {"bwrap": "bubblewrap", **dict.fromkeys(("unshare", "setpriv", "prlimit"), "util-linux")}
 _NAMESPACES_HELP: Final = (
     "it needs bubblewrap 0.8 or newer (`bwrap --version`) and user namespaces: `sysctl user.max_user_namespaces` above"
     " 0, and on Ubuntu `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
 )
-# Where root runs it, each program is a separate user, so that none can reach another's, or spend root's exemptions
-# from limits: numbers that no system gives to its users.
+# Under root, each program runs as a separate user, isolated from others and without root's exemptions from limits. No
+# system assigns these numbers to its users.
 _FIRST_UID: Final = 1_800_000_000
 _UIDS_PER_PROCESS: Final = 256
 _calls = itertools.count()
 _SYSTEM_FOLDERS: Final = ("/bin", "/sbin", "/lib", "/lib64")
-# A folder that every system has; what is mounted there is seen by one process.
+# A mount point that every system has; the mount is private to one process.
 _STAGE: Final = "/mnt"
-# The program is sent when the sandbox stands, which a first byte says: one that is ended before reads nothing and ends,
-# even where bubblewrap was killed before its child was bound to it.
+# The first byte says that the sandbox is ready for the program. A sandbox that is killed earlier reads nothing and
+# ends, even if bubblewrap dies before its child is tied to it.
 _READY: Final = b"\n"
-# It is read by its length, so that more can follow it on standard input. Programs have what an interactive Python has,
-# `exit` and long integers.
+# The program follows its length, so that its standard input can come after it. As in interactive Python, programs have
+# `exit`, and the length of integers is unlimited.
 _DIGITS: Final = 12
 _READER: Final = f"""
 import builtins, os, sys
@@ -79,10 +79,10 @@ class SandboxLimits:
     """The limits of one program.
 
     Attributes:
-        seconds: the seconds of CPU time of each of its processes; time by the clock is the caller's to limit.
-        memory: bytes of each of its processes.
-        processes: how many it may have at once, threads and the sandbox's own included.
-        files: bytes of all its files, and of the largest.
+        seconds: the CPU seconds of each process; callers must limit wall-clock time.
+        memory: the bytes of each process.
+        processes: the number of processes at once, including threads and the sandbox's processes.
+        files: the bytes of all files together, and of the largest.
     """
 
     seconds: float = 5.0
@@ -92,20 +92,20 @@ class SandboxLimits:
 
     @property
     def total(self) -> int:
-        """Bytes of all processes together, and of what the kernel holds for them, where that can be bounded."""
+        """Bytes of all processes together with their kernel memory, if these can be bounded."""
         return 2 * self.memory + self.files
 
 
 class SandboxError(Exception):
-    """A sandbox that could not be made: no program ran in it."""
+    """A failure to create a sandbox, so that no program ran."""
 
 
 class ProgramResult(NamedTuple):
     """The result of a program: its exit status (negative: a signal), and its output, truncated if too long.
 
     Attributes:
-        flooded: whether it was ended for writing more than `OUTPUT_BYTES`.
-        out_of_memory: whether a process was ended because all of them together took more memory than they may.
+        flooded: whether the program was killed for writing more than `OUTPUT_BYTES`.
+        out_of_memory: whether a process was killed because all together exceeded their memory limit.
     """
 
     status: int
@@ -116,9 +116,9 @@ class ProgramResult(NamedTuple):
 
 
 def signal_of(ran: ProgramResult) -> signal.Signals | None:
-    """Return the signal that ended a program; None where none did."""
+    """Return the signal that ended a program; None if it ended by itself."""
     number = -ran.status if ran.status < 0 else ran.status - _ENDED_BY
-    # A program may end with any status, also those of signals without a name.
+    # A program may exit with any status, also one that matches no signal.
     return signal.Signals(number) if number in tuple(signal.Signals) else None
 
 
@@ -137,9 +137,9 @@ async def run(program: str, limits: SandboxLimits, input: bytes = b"") -> Progra
     """Run a Python program. When cancelled, it returns only after all processes of the program have ended.
 
     Args:
-        program: its text.
-        limits: its limits.
-        input: its standard input.
+        program: the text of the program.
+        limits: the limits of the program.
+        input: the standard input of the program.
 
     Raises:
         SandboxError: the sandbox could not be created.
@@ -161,7 +161,7 @@ async def _run(program: str, limits: SandboxLimits, input: bytes, group: Path | 
     except OSError as error:
         raise SandboxError(str(error)) from None
     except asyncio.CancelledError:
-        # Killed while it makes the sandbox, bubblewrap leaves a process behind that waits for it without an end.
+        # Wait before killing: bubblewrap killed during setup leaves a process behind that waits forever.
         await _end((await starting)[0])
         raise
     if process.stdin is None or process.stdout is None or process.stderr is None:
@@ -170,7 +170,7 @@ async def _run(program: str, limits: SandboxLimits, input: bytes, group: Path | 
         output, errors, _ = await asyncio.gather(
             _head(process, process.stdout), _head(process, process.stderr), _feed(process.stdin, program, input)
         )
-        # What is left in the pipes would keep them open.
+        # Drain the pipes: leftover data would keep them open.
         await process.communicate()
     finally:
         await _end(process)
@@ -182,10 +182,10 @@ async def _run(program: str, limits: SandboxLimits, input: bytes, group: Path | 
 
 
 async def _start(limits: SandboxLimits, group: Path | None) -> tuple[asyncio.subprocess.Process, bool]:
-    """Return the process of a sandbox, and whether it is made; one that could not be made has ended.
+    """Return the process of a sandbox, and whether the sandbox is ready; if not, the process has ended.
 
     Raises:
-        OSError: the system has no room for another process.
+        OSError: the system cannot start another process.
     """
     with _filter() as filter_fd:
         process = await asyncio.create_subprocess_exec(
@@ -202,7 +202,7 @@ async def _start(limits: SandboxLimits, group: Path | None) -> tuple[asyncio.sub
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process that still runs, and return when it has ended."""
+    """Kill a process if it still runs, and wait for its end."""
     if process.returncode is None:
         process.kill()
         if process.stdin is not None:
@@ -230,12 +230,12 @@ async def _feed(stream: asyncio.StreamWriter, program: str, input: bytes) -> Non
         stream.close()
         await stream.wait_closed()
     except (BrokenPipeError, ConnectionResetError):
-        # It ended before it had read all: its status says why.
+        # The program ended before it read everything; its status says why.
         pass
 
 
 def _message(program: str, input: bytes = b"") -> bytes:
-    """Return a program's standard input: its own text, by its length, and what it reads."""
+    """Return the input of the sandbox: the program's length and text, and the program's standard input."""
     text = program.encode("utf-8", "replace")
     return f"{len(text):0{_DIGITS}}".encode() + text + input
 
@@ -244,7 +244,7 @@ def check() -> None:
     """Run a trial program.
 
     Raises:
-        ConfigError: this machine has no sandbox; nothing is ever run without.
+        ConfigError: the sandbox does not work on this machine.
     """
     for needed, package in _PROGRAMS.items():
         if shutil.which(needed) is None:
@@ -295,7 +295,7 @@ def _filter() -> Generator[int]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the sandbox's own processes, the first of which a program in it can read."""
+    """Return the environment of the sandbox's processes; a program can read that of the first."""
     return {"PATH": os.environ.get("PATH", os.defpath)}
 
 
@@ -303,18 +303,18 @@ def command(limits: SandboxLimits, filter_fd: int, group: Path | None = None) ->
     """Return the command that reads a Python program from its standard input and runs it in a sandbox.
 
     Args:
-        filter_fd: open in it; its filter of system calls is read from there.
-        group: the control group that it is put into, if any.
+        filter_fd: the inherited descriptor from which the system-call filter is read.
+        group: the control group for the command, if any.
     """
     if group is not None:
-        # As the first thing, with the rights of this process; no step forks.
+        # Enter the group first, with this process's rights, and without forking.
         entered = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
         return ["sh", "-c", entered, str(group), *command(limits, filter_fd)]
     prefix = os.path.realpath(sys.base_prefix)
     if os.getuid() != 0:
         return _sandboxed(prefix, prefix, limits, filter_fd)
-    # A user without privileges cannot reach an interpreter in root's home: it is shown in another place first, to this
-    # process alone. No step forks, so that the process which is started is the one that ends with its parent.
+    # An unprivileged user cannot reach an interpreter in root's home, so a private mount shows it in another place. No
+    # step forks, so that the started process is the one that dies with its parent.
     user = str(_FIRST_UID + os.getpid() % 65536 * _UIDS_PER_PROCESS + next(_calls) % _UIDS_PER_PROCESS)
     staged = ["unshare", "--mount", "sh", "-c", f'mount --bind "$0" {_STAGE} && exec "$@"', prefix]
     as_user = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
@@ -322,7 +322,7 @@ def command(limits: SandboxLimits, filter_fd: int, group: Path | None = None) ->
 
 
 def _sandboxed(prefix: str, source: str, limits: SandboxLimits, filter_fd: int) -> list[str]:
-    """Return the command of a sandbox in which the folder `source` is seen as `prefix`, that of the interpreter."""
+    """Return the command of a sandbox that shows the folder `source` as `prefix`, the interpreter's prefix."""
     python = os.path.join(prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
     interpreter = [] if Path(prefix) == Path("/usr") else ["--ro-bind", source, prefix]
     variables = {"PATH": "/usr/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -342,7 +342,7 @@ def _sandboxed(prefix: str, source: str, limits: SandboxLimits, filter_fd: int) 
 
 
 def _system_folders() -> list[str]:
-    """Return options that mount the program and library folders beside `/usr`; most systems have links into it."""
+    """Return options that mount the program and library folders beside `/usr`, which most systems link into it."""
     options: list[str] = []
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):

@@ -1,8 +1,8 @@
-"""A trial of the sandbox, as the processes that run programs of a model would find it.
+"""A test of the sandbox for `rlinf doctor`, run where programs of a model would run.
 
     python -m recipes.language.sandbox.sandbox_probe
 
-The last line that it prints is a record in JSON.
+Its last output line is a JSON record.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A filter of system calls that hold memory outside of the limits of a process, or reach beyond its namespaces.
+"""A filter of system calls that use memory outside of a process's limits, or reach beyond its namespaces.
 
-Written out: `pyseccomp`, which needs libseccomp on each node, would be one more dependency for forty instructions.
+The instructions are written out, as `pyseccomp` would require libseccomp on each node for only forty instructions.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 
 
 class _Architecture(NamedTuple):
-    """A kind of machine.
+    """The system calls of a machine architecture.
 
     Attributes:
-        number: the one that the kernel gives it.
-        refused: calls that are refused. Keys are of no namespace; segments and queues of System V, files of memory,
-            rings and programs of the kernel count toward no limit of a process. A ring makes sockets, too. A real-time
-            scheduler would take a processor from everybody, where the limits of the parent allow one.
-        sockets: those that make a socket, with its family as their first argument.
+        number: the kernel's number of the architecture.
+        refused: calls to refuse. Keys have no namespace; System V segments and queues, memory files, rings and BPF
+            programs count toward no limit of a process. A ring can also create sockets. A real-time scheduler, if
+            allowed by inherited limits, would take a processor from everybody.
+        sockets: calls that create a socket, with its family as first argument.
     """
 
     number: int
@@ -34,30 +34,30 @@ _ARCHITECTURES: Final = {
         0xC00000B7, (194, 190, 186, 217, 218, 219, 279, 280, 282, 425, 447, 118, 119, 274), (198, 199)
     ),
 }
-# AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which a network namespace holds. It does not hold AF_VSOCK, by which a
-# virtual machine speaks with its host.
+# AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which a network namespace isolates. It does not isolate AF_VSOCK, which
+# connects a virtual machine with its host.
 _FAMILIES: Final = (1, 2, 10, 16)
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 # Allow; refuse with EPERM; refuse with EAFNOSUPPORT; end the process.
 _ALLOW, _REFUSE, _NO_FAMILY, _END = 0x7FFF0000, 0x00050001, 0x00050061, 0x80000000
-# Offsets in the kernel's description of a call; for the first argument the lower half, the socket family.
+# Offsets in the kernel's description of a call; that of the first argument is of its lower half, the socket family.
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENT_AT = 0, 4, 16
-# Numbers from here on are those of x86's x32, a second name of each call.
+# From here on, numbers belong to x86's x32 ABI, which has a second number for each call.
 _X32: Final = 0x40000000
 
 _Step = tuple[int, str, int]
 
 
 def refusing(machine: str | None = None) -> bytes | None:
-    """Return a filter for bubblewrap, or `None` where the machine's calls are not known.
+    """Return a filter for bubblewrap, or None if the machine's calls are unknown.
 
     Args:
-        machine: its name, as in `x86_64`; by default this one's.
+        machine: the architecture, such as `x86_64`; by default this machine's.
     """
     architecture = _ARCHITECTURES.get(machine or platform.machine())
     if architecture is None:
         return None
-    # The operation, where a comparison that holds goes to, and the operand.
+    # The operation, the label to jump to if a comparison holds, and the operand.
     steps: list[_Step] = [(_LOAD, "", _ARCHITECTURE_AT), (_EQUAL, "number", architecture.number), (_RETURN, "", _END)]
     labels = {"number": len(steps)}
     steps += [(_LOAD, "", _NUMBER_AT), (_AT_LEAST, "refuse", _X32)]

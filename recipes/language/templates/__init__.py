@@ -1,1 +1,1 @@
-"""Chat templates of models, and the process that renders them: a template is a program of whoever made the model."""
+"""Chat templates of models, and the process that renders them, as a template is an untrusted program."""

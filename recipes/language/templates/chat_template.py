@@ -1,11 +1,11 @@
-"""Chat templates of tokenizers: messages as text, and the conversations that a template refuses."""
+"""Chat templates of tokenizers: rendering of messages, and checks of what a template refuses."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 _PROBE: Final = "rlinfprobe"
 _ASKED: Final[Sequence[Mapping[str, Any]]] = ({"role": "user", "content": _PROBE},)
 _WORDS: Final = "rlinfwords"
-# What to do where messages are to be written and the tokenizer has no template.
+_TURNS: Final = ("user", "assistant")
+# The advice if messages must be rendered and the tokenizer has no template.
 WITHOUT_TEMPLATE: Final = (
     "use a chat model, or name its tokenizer in `actor.tokenizer.tokenizer_model`; or train on texts: rows of `prompt`"
     " and `completion` or `answer`, with `apply_chat_template: false`"
 )
 _HELP: Final = "write `data.apply_chat_template: false`, or use a tokenizer with another template"
-# Of these, transformers takes the first.
+# transformers uses the first of these files.
 _FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -40,7 +41,7 @@ class ChatRoles(NamedTuple):
         path: the path of the key.
         roles: the roles of the messages.
         tools: functions for the template, as chat completions list them.
-        help: the remedy; empty: the one for the roles.
+        help: the advice; "": the default for the roles.
     """
 
     path: Path
@@ -65,18 +66,20 @@ class ChatTemplate:
 
     Args:
         tokenizer: the tokenizer of the model.
-        arguments: values for names that the template reads, such as `enable_thinking`.
+        arguments: arguments of the template, such as `enable_thinking`.
 
     Raises:
-        ConfigError: the tokenizer has no template, or one that does not read an argument, that cannot write a user's
-            message, or that begins the model's turn twice.
+        ConfigError: the tokenizer has no template, or the template ignores an argument, cannot render a user message,
+            or begins the model's turn twice.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] = _NO_ARGUMENTS) -> None:
         self._tokenizer: Any = tokenizer
         self._arguments = dict(arguments)
-        # Templates of models that see pictures read lists of parts, and skip a text without an error.
+        # Templates of vision models read lists of parts, and silently drop plain text.
         self._parts = False
+        # Whether messages of a role are dropped, for the roles that were tried.
+        self._dropped: dict[str, bool] = dict.fromkeys(_TURNS, False)
         source: Any = getattr(tokenizer, "chat_template", None)
         if not source:
             raise ConfigError(
@@ -110,9 +113,10 @@ class ChatTemplate:
             )
 
     def missing_prompt(self) -> str | None:
-        """Return what stands before the model's words in a conversation, and is in no prompt; None: nothing is.
+        """Return the text that precedes the model's turn in a conversation, but is missing in prompts; None: no such
+        text.
 
-        Some templates have no such mark, and some write thoughts there: a token that marks something shows it.
+        Some templates write thoughts there, so only a text with a special token counts.
         """
         asked = self.render(_ASKED)
         with suppress(TemplateRefusalError):
@@ -123,26 +127,26 @@ class ChatTemplate:
         return None
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return messages as text, up to where the model speaks.
+        """Render messages as text, up to the start of the model's turn.
 
         Args:
-            messages: the messages with `role` and `content`, and `tool_calls` where there are some.
+            messages: the messages with `role`, `content`, and `tool_calls` if there are any.
             tools: functions that the model may call, as chat completions list them.
 
         Raises:
-            TemplateRefusalError: the template does not write them.
+            TemplateRefusalError: the template rejects the messages.
         """
         return self._text(messages, tools, asks=True)
 
     def write(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return messages as text, without a prompt for another one; arguments and errors are those of `render`."""
+        """Render messages as text, without starting the model's turn; arguments and errors are those of `render`."""
         return self._text(messages, tools, asks=False)
 
     def _text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
         listed = [self._written(message) for message in messages]
         functions = list(tools) or None
         try:
-            # As `apply_chat_template` of transformers does it.
+            # Do the same as transformers' `apply_chat_template`.
             return PROCESS.render(
                 {
                     "template": self._tokenizer.get_chat_template(None, functions),
@@ -162,13 +166,13 @@ class ChatTemplate:
 
     @cached_property
     def _file(self) -> str:
-        """The file of the template, as messages name it."""
+        """The name of the template's file, for messages."""
         folder = str(getattr(self._tokenizer, "name_or_path", ""))
         name = next((name for name in _FILES if os.path.isfile(os.path.join(folder, name))), None)
         return "the template" if name is None else f"`{os.path.join(folder, name)}`"
 
     def fault(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
-        """Return why a conversation cannot be written with all its texts; None where it can."""
+        """Return why a conversation cannot be rendered with all its texts; None if it can."""
         try:
             lost = self.lost_role(messages, tools)
         except TemplateRefusalError as refusal:
@@ -179,13 +183,32 @@ class ChatTemplate:
         """Return the role of a message whose text the template drops; None if it keeps all of them.
 
         Raises:
-            TemplateRefusalError: the template does not write the messages.
+            TemplateRefusalError: the template rejects the messages.
         """
         text = self.render(messages, tools)
         return next((message["role"] for message in messages if message["content"].strip() not in text), None)
 
+    def check_roles(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        """Check that the template does not silently drop the text of messages of some role.
+
+        Raises:
+            TemplateRefusalError: it drops that of one of the messages.
+        """
+        for message in messages:
+            if self._drops(message["role"]):
+                raise TemplateRefusalError(f"it omits the text of a `{message['role']}` message")
+
+    def _drops(self, role: str) -> bool:
+        if role not in self._dropped:
+            user, model, other = ({"role": name, "content": f"Words of {name}."} for name in (*_TURNS, role))
+            self._dropped[role] = False
+            # A role that the template refuses raises an error when there is such a message.
+            with suppress(TemplateRefusalError):
+                self._dropped[role] = self.lost_role([user, model, other] if role == "tool" else [other, user]) == role
+        return self._dropped[role]
+
     def _written(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message as the template reads it."""
+        """Return a message in the form that the template reads."""
         if self._parts:
             message = {**message, "content": [{"type": "text", "text": message["content"]}]}
         calls: Any = message.get("tool_calls")
@@ -193,8 +216,8 @@ class ChatTemplate:
 
     @cached_property
     def _texts(self) -> bool:
-        """Whether the template wants arguments as JSON text: it refuses an object, or writes it as Python does."""
-        self.__dict__["_texts"] = False  # while it is asked
+        """Whether the template needs arguments as JSON text: it refuses an object, or renders it like a Python dict."""
+        self.__dict__["_texts"] = False  # the value during the test
         call = {"id": "probeid00", "type": "function", "function": {"name": _WORDS, "arguments": {_PROBE: 1}}}
         turn = [*_ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
         with suppress(TemplateRefusalError):
@@ -207,7 +230,7 @@ class ChatTemplate:
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call with its arguments as JSON text; they stand in it, or under `function`."""
+    """Return a call with its arguments as JSON text; they may be nested under `function`."""
     if "function" in call:
         return {**call, "function": _with_text(call["function"])}
     arguments: Any = call.get("arguments")

@@ -1,7 +1,7 @@
-"""The process that renders chat templates, which are programs of others, within bounds of time, memory and size.
+"""The process that renders chat templates, which are untrusted programs, within bounds of time, memory and size.
 
-Each process that renders has one, which ends with it. A template that exceeds a bound ends with its process, whatever
-it does there: the next conversation gets another one.
+Each process that renders has one such child, which ends with it. If a template exceeds a bound, its process is killed,
+and the next conversation gets a new process.
 """
 
 # Values of templates have no types here.
@@ -27,24 +27,24 @@ from typing import Any, Final
 from recipes.language.sandbox.line_process import LineProcess
 from rlinf_core.suggest import excerpt
 
-# Seconds of processor time that a process has in store, at most, and what each conversation and each MiB of it adds to
-# them: most take less than a thousandth, so thousands are rendered, but none that takes a second each time.
+# The maximum budget of processor seconds, and what each conversation and each MiB of it adds. Most conversations take
+# less than a millisecond, so thousands pass, but not a template that always takes a second.
 _SECONDS: Final = 2.0
 _EACH: Final = 0.02
 _EACH_MIB: Final = 1.0
-# Until a process is ended that does not come to its next line.
+# The further seconds until a process is killed that did not react to the signal.
 _GRACE: Final = 0.2
-# Seconds by the clock, on a machine with much else to do.
+# The wall-clock limit in seconds, generous for a busy machine.
 _PATIENCE: Final = 60.0
 _MEMORY: Final = 512 << 20
-# Characters of a rendered text, and how many more for each byte of its conversation.
+# The maximum characters of a rendered text, and the additional ones per byte of its conversation.
 _LONGEST: Final = 1 << 20
 _GROWTH: Final = 8
 _MOST_REASON: Final = 300
 
 
 class RenderingError(Exception):
-    """A template that renders nothing: the reason, and the line of the template where it is known."""
+    """A failure to render, with the reason, and the line of the template if known."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason, line)
@@ -52,14 +52,14 @@ class RenderingError(Exception):
 
 
 class _BoundReachedError(Exception):
-    """The end of a template's time, raised by a signal, so that the template's line is known."""
+    """The end of a template's time, raised by a signal handler, which shows the template's line."""
 
 
 class TemplateProcess:
-    """The process that renders. It starts with the first conversation.
+    """The child process that renders; it starts with the first conversation.
 
     Args:
-        seconds: the processor time that it has in store, at most.
+        seconds: the maximum budget of processor seconds.
     """
 
     def __init__(self, seconds: float = _SECONDS) -> None:
@@ -72,11 +72,11 @@ class TemplateProcess:
         """Return the text of a conversation.
 
         Args:
-            request: the `template`, the `messages`, the `tools` or None, whether the text `asks` for a turn of the
-                model, and the template's further `arguments`.
+            request: the `template`, the `messages`, the `tools` or None, whether the text `asks` for the model's turn,
+                and further `arguments` of the template.
 
         Raises:
-            RenderingError: the template refuses it, has an error, or exceeds a bound.
+            RenderingError: the template refuses the conversation, has an error, or exceeds a bound.
         """
         try:
             data = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode()
@@ -95,9 +95,9 @@ class TemplateProcess:
         return f"it takes more than {self._seconds:g} s of processor time, with the conversations before this one"
 
     def _started(self) -> LineProcess:
-        # A process that was forked has its parent's, too.
+        # After a fork, the stored process is the parent's.
         if self._process is None or self._owner != os.getpid() or self._process.process.poll() is not None:
-            # Numbers are no part of it, so it needs no threads for them.
+            # The child needs no threads of OpenBLAS.
             self._process = LineProcess(__spec__.name, str(self._seconds), OPENBLAS_NUM_THREADS="1")
             self._owner = os.getpid()
             atexit.unregister(self.close)
@@ -108,7 +108,7 @@ class TemplateProcess:
         """Return the reply to a line.
 
         Raises:
-            RenderingError: the process has ended, or is ended because it answers too late.
+            RenderingError: the process has ended, or was killed for answering too late.
         """
         deadline = time.monotonic() + _PATIENCE
         try:
@@ -134,11 +134,11 @@ class TemplateProcess:
 PROCESS: Final = TemplateProcess()
 
 
-# In the process that renders
+# The child process
 
 
 def _library() -> Any:
-    """Return the module of transformers that renders, without what its packages import first, for over a second."""
+    """Return transformers' rendering module, without its packages' other imports, which take over a second."""
     spec = importlib.util.find_spec("transformers")
     for folder in (spec and spec.submodule_search_locations) or ():
         for name in ("transformers", "transformers.utils"):
@@ -155,9 +155,9 @@ def _limit_memory() -> None:
 
 
 def _limit_time(left: float) -> None:
-    """Have a signal raised when this process has used so many seconds more, and have it ended soon after that."""
+    """Have a signal raised after `left` more processor seconds, and the process killed soon after."""
     signal.setitimer(signal.ITIMER_PROF, max(0.01, left), 0.1)
-    # One call of the interpreter is interrupted by no handler.
+    # A handler cannot interrupt a single long call of the interpreter, but a limit can.
     soft, most = math.ceil(time.process_time() + left + _GRACE), resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (soft if most == resource.RLIM_INFINITY else min(soft, most), most))
 
@@ -206,7 +206,7 @@ def _rendered(library: Any, line: bytes, left: float) -> dict[str, Any]:
 
 
 def serve(seconds: float) -> None:
-    """Render the conversations of standard input, a line each, until it ends."""
+    """Render conversations from standard input, one per line, until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     library = _library()

@@ -17,10 +17,11 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.problem_config import EVALUATED_AT_ONCE
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
-from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.prompts import PromptEncoder, prompt_tokens
 from recipes.language.engines.registry import make_engine
 from recipes.language.judging.judge import Ask, Judge, make_scorer
-from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_ends, progress_text
+from recipes.language.loop.answer_evaluation import by_label, figures_of, progress_ends, progress_text
+from recipes.language.loop.arrivals import require_asked, without_secrets
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import GroupReport, unlearned_prompts
 from recipes.language.rewards.scoring import AnswerScorer, item_of
@@ -45,13 +46,13 @@ def evaluate(
     video: bool | None = None,
     emit: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Answer the problems of evaluation, score the answers, and write `eval.json` and `answers.jsonl`.
+    """Answer the evaluation problems, score the answers, and write `eval.json` and `answers.jsonl`.
 
-    Each problem is answered `data.val_samples` times: once greedily, more often at `rollout.sampling_params`.
+    Each problem is answered `data.val_samples` times: greedily if once, else with `rollout.sampling_params`.
 
     Args:
-        job: the checked file.
-        checkpoint: a folder `global_step_N`; None: the model that the file names.
+        job: the validated job.
+        checkpoint: a folder `global_step_N`; None: the model that the configuration names.
         folder: a new folder for the results.
         episodes: the number of problems, from the first; None: all.
         allow_training_starts, video: options of policies that act.
@@ -63,15 +64,17 @@ def evaluate(
     Raises:
         ConfigError: no weights are named, or a file, the model or the reward cannot be loaded.
         CheckpointError: the checkpoint cannot be read.
+        RunError: every prompt was skipped.
     """
     config = cast("LanguageConfig", job.config)
-    watch = Stopwatch()
+    watch, step = Stopwatch(), step_of(checkpoint)
     with model_of(config, checkpoint) as model:
         config = config.model_copy(update={"actor": with_folder(config.actor, model)})
         problems = load_problems(config.data, evaluation=True)
         count = min(len(problems), episodes or len(problems))
         asked = _answered(config, [problems[number] for number in range(count)], emit)
     reports = [group.report() for group in asked]
+    require_asked(reports)
     folder.mkdir(parents=True)
     samples, data, sampling = config.data.val_samples, config.data, config.rollout.sampling_params
     parts = {
@@ -83,24 +86,22 @@ def evaluate(
     }
     lines = [json.dumps(line, ensure_ascii=False) for line in _lines(asked)]
     durable.write_whole(folder / "answers.jsonl", "\n".join(lines) + "\n")
-    return write_evaluation(SCHEMA, job, checkpoint, config.actor.model.model_path, folder, watch, parts)
+    return write_evaluation(SCHEMA, job, step, config.actor.model.model_path, folder, watch, parts)
 
 
 def figures_by_set(asked: Sequence[GroupReport], samples: int) -> dict[str, dict[str, float]]:
-    """Return the metrics of `evaluation_metrics` by data set and difficulty, `all` of them last."""
-    named = [(name.removeprefix("eval/"), value) for name, value in evaluation_metrics(asked, samples).items()]
-    counts = Counter(problem.source for problem in asked)
-    sets: dict[str, dict[str, float]] = {}
-    for name, value in named:
-        place, _, figure = name.rpartition("/")
-        if place.split("/")[-1] not in ("failed", "exit"):
-            sets.setdefault(place or "all", {})[figure] = value
-    for name, figures in sets.items():
-        figures["problems"] = len(asked) if name == "all" else counts.get(name, 0)
-    whole = sets.pop("all")
+    """Return the figures of each data set, if there are several, and of `all`, last."""
+
+    def of(problems: Sequence[GroupReport]) -> dict[str, float]:
+        # Causes of failures and exits are in the metrics of a run.
+        plain = {name: value for name, value in figures_of(problems, samples).items() if "/" not in name}
+        return {**plain, "problems": len(problems)}
+
+    sets = by_label(asked, "source")
+    whole = of(asked)
     whole["failed"] = whole["left_out"]
-    # Parts of a data set are in the metrics of a run.
-    return {name: figures for name, figures in sets.items() if "/" not in name and len(counts) > 1} | {"all": whole}
+    named = {f"{name}.jsonl" if name == "all" else name: of(part) for name, part in sets.items() if len(sets) > 1}
+    return {**named, "all": whole}
 
 
 def _temperature(config: LanguageConfig) -> float:
@@ -108,7 +109,7 @@ def _temperature(config: LanguageConfig) -> float:
 
 
 def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callable[[str], None]) -> list[AnswerGroup]:
-    """Return problems with their judged answers; none where the prompt was too long."""
+    """Return problems with their scored answers; none if the prompt was too long."""
     tokenizer, data = make_tokenizer(config.actor), config.data
     encoder = PromptEncoder.of(tokenizer, data)
     prompts = unlearned_prompts(0, len(problems), 1, data.val_samples, _temperature(config), 0)
@@ -131,8 +132,10 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
             scorer.start()
             for first in range(0, len(asked), EVALUATED_AT_ONCE):
                 for number, group in enumerate(asked[first : first + EVALUATED_AT_ONCE]):
-                    prompt = encoder.encode(group.question)
-                    if prompt is not None:
+                    prompt, why = prompt_tokens(encoder, group.question, params.max_new_tokens, engine.longest)
+                    if why:
+                        emit(f"skipped problem {group.problem}: {why}")
+                    if prompt:
                         name, size = str(number), data.val_samples
                         engine.submit(Request(request_id=name, prompt=prompt, params=params, group_size=size))
                 drawn: dict[int, list[Answer]] = {}
@@ -140,8 +143,10 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
                     drawn.setdefault(int(answer.request_id), []).append(answer)
                     progress.look(f"{first + len(drawn)} of {len(asked)} problems answered")
                 for number, answers in drawn.items():
-                    group = asked[first + number]
-                    asked[first + number] = _scored(group, answers, encoder, scorer, config.reward.incorrect_reward)
+                    ordered = sorted(answers, key=lambda answer: answer.sample)
+                    rollouts = tuple(Rollout((answer,), encoder.text(answer.tokens, stops)) for answer in ordered)
+                    group = asked[first + number]._replace(rollouts=rollouts)
+                    asked[first + number] = _scored(group, scorer, config.reward.incorrect_reward)
                     progress.look(_progress(asked, data.val_samples))
     finally:
         for started in (engine, *(judge.engine for judge in judges)):
@@ -150,13 +155,13 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
 
 
 class _Telling:
-    """Lines of progress, some seconds apart."""
+    """A reporter of progress lines, some seconds apart."""
 
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit, self._last = emit, time.monotonic()
 
     def look(self, line: str) -> None:
-        """Tell a line if the last one is old."""
+        """Report a line if the last report is old."""
         if time.monotonic() - self._last > _TELL_SECONDS:
             self._last = time.monotonic()
             self._emit(line)
@@ -171,32 +176,34 @@ def _progress(asked: Sequence[AnswerGroup], samples: int) -> str:
     return progress_text(scored, len(asked) * samples, ends)
 
 
-def _scored(
-    group: AnswerGroup, answers: Sequence[Answer], encoder: PromptEncoder, scorer: AnswerScorer, incorrect: float
-) -> AnswerGroup:
-    """Return a group with the answers that were drawn, and their scores."""
-    ordered = sorted(answers, key=lambda answer: answer.sample)
-    group = group._replace(rollouts=tuple(Rollout((answer,), encoder.text(answer.tokens)) for answer in ordered))
+def _scored(group: AnswerGroup, scorer: AnswerScorer, incorrect: float) -> AnswerGroup:
+    """Return a group with the scores of its answers."""
     items = [item_of(group.question, rollout.text, rollout.tokens) for rollout in group.unscored]
     return group.with_scores(group.scores(scorer.score_all(items) if items else (), incorrect))
 
 
 def _lines(asked: Sequence[AnswerGroup]) -> list[dict[str, Any]]:
-    """Return what `answers.jsonl` says of each answer."""
+    """Return the lines of `answers.jsonl`, without secrets."""
     names = "sample", "source", "prompt", "text", "answer", "correct", "reward", "reason", "finish_reason", "tokens"
+    shown = without_secrets(line for group in asked for line in group.lines())
+    rollouts = [(group, rollout) for group in asked for rollout in group.rollouts]
     lines: list[dict[str, Any]] = []
-    for group in asked:
-        for rollout, line in zip(group.rollouts, group.lines(), strict=True):
-            correct = rollout.score is not None and rollout.score.correct
-            line |= {"source": group.question.source, "correct": correct, "tokens": len(rollout.tokens)}
-            lines.append({"problem": group.problem, **{name: line[name] for name in names}})
+    for (group, rollout), line in zip(rollouts, shown, strict=True):
+        correct = rollout.score is not None and rollout.score.correct
+        line |= {"source": group.question.source, "correct": correct, "tokens": len(rollout.tokens)}
+        lines.append({"problem": group.problem, **{name: line[name] for name in names}})
     return lines
+
+
+def step_of(checkpoint: Path | None) -> int | None:
+    """Return the step of a checkpoint, which an active run may remove during the evaluation."""
+    return None if checkpoint is None else open_checkpoint(checkpoint).step
 
 
 def write_evaluation(
     schema: str,
     job: Job,
-    checkpoint: Path | None,
+    step: int | None,
     model_path: str | None,
     folder: Path,
     watch: Stopwatch,
@@ -205,19 +212,16 @@ def write_evaluation(
     """Write `eval.json` into `folder`, and return its object.
 
     Args:
-        schema: the name of the contract.
-        job: the checked file.
-        checkpoint: the checkpoint that was evaluated; None: the folder `model_path`.
-        watch: started at the begin of the evaluation.
-        parts: what was evaluated on, and the metrics.
+        schema: the name of the schema.
+        job: the validated job.
+        step: the step of the evaluated checkpoint; None: the folder `model_path` was evaluated.
+        watch: the stopwatch of the evaluation.
+        parts: the description of the data, and the metrics.
     """
     record = {
         "schema": schema,
         "recipe": job.recipe.name if job.recipe is not None else None,
-        "checkpoint": {
-            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
-            "model_path": None if checkpoint is not None else model_path,
-        },
+        "checkpoint": {"step": step, "model_path": model_path if step is None else None},
         **parts,
         "versions": versions(),
         "times": watch.times(),

@@ -36,7 +36,7 @@ def export_checkpoint(config: ModelJobConfig, checkpoint: Path, folder: Path, ki
         config: the configuration of the run.
         checkpoint: a folder `global_step_N`.
         folder: a new folder.
-        kind: `safetensors`, which is the only one.
+        kind: the format; only `safetensors` is supported.
 
     Returns:
         See `Export`; `difference` is the largest of a log-probability between the folder's model and the policy.
@@ -65,8 +65,8 @@ def export_checkpoint(config: ModelJobConfig, checkpoint: Path, folder: Path, ki
 
 
 def write_model(config: ModelJobConfig, checkpoint: Path, folder: Path) -> Difference:
-    """Write the folder, and return how far its model's log-probabilities are from those of the policy; raises as
-    `export_checkpoint` does.
+    """Write the folder, and return the largest difference between its model's log-probabilities and the policy's;
+    raises as `export_checkpoint` does.
     """
     if not (checkpoint / STATE).is_dir():
         if not (checkpoint / MODEL).is_dir():
@@ -89,12 +89,12 @@ def write_model(config: ModelJobConfig, checkpoint: Path, folder: Path) -> Diffe
 
 @contextmanager
 def model_of(config: ModelJobConfig, checkpoint: Path | None) -> Generator[str, None, None]:
-    """Provide the folder with the model of a checkpoint, or of the file where there is none.
+    """Yield the folder with the model of a checkpoint, or without one, of the configuration.
 
-    One that is made for it is deleted afterwards.
+    A folder that is created for this is deleted afterwards.
 
     Raises:
-        ConfigError: neither a checkpoint nor a folder is named.
+        ConfigError: neither a checkpoint nor a model folder is named.
         CheckpointError: the checkpoint cannot be read.
     """
     if checkpoint is None:
@@ -115,8 +115,8 @@ def model_of(config: ModelJobConfig, checkpoint: Path | None) -> Generator[str, 
 
 
 def with_folder(actor: Any, folder: str) -> Any:
-    """Return a section `actor` whose model is all weights of a folder."""
-    model = actor.model.model_copy(update={"model_path": folder, "lora": None, "is_lora": False})
+    """Return a section `actor` whose model is that of a folder, without adapters."""
+    model = actor.model.model_copy(update={"model_path": folder, "lora": None})
     return actor.model_copy(update={"model": model})
 
 

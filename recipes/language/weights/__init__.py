@@ -1,1 +1,1 @@
-"""Weights on their way to engines and into folders."""
+"""Transfer of weights to engines, and export into folders."""

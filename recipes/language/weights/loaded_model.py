@@ -1,6 +1,6 @@
-"""A written model folder as others see it: loaded by transformers alone, in a separate process.
+"""A program that loads a written model folder by transformers alone, in a separate process.
 
-`written_model` starts it with a question on standard input, and reads the answer from standard output.
+`written_model` starts it with a request on standard input, and reads the reply from standard output.
 """
 
 # transformers has few types.
@@ -20,22 +20,22 @@ from recipes.language.models.fingerprint import fingerprint
 
 @torch.no_grad()
 def answer(folder: str, tokens: list[int]) -> dict[str, Any]:
-    """Return what transformers makes of a folder.
+    """Return weights and log-probabilities of a folder as transformers loads it.
 
     Args:
         folder: the folder.
-        tokens: a sequence.
+        tokens: the token ids of a sequence.
 
     Returns:
-        `missing`: names of weights that it has no value for; `fingerprints`: those of all weights, by name;
-        `logprobs`: the log-probability of each token but the first.
+        `missing`: names of weights without a value; `fingerprints`: checksums of all weights, by name; `logprobs`:
+            log-probability of each token but the first.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    # It returns two values where it is asked to report, which its type does not say.
+    # With `output_loading_info` it returns two values, which its type does not say.
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     model, report = load(
         folder,
@@ -59,6 +59,6 @@ def answer(folder: str, tokens: list[int]) -> dict[str, Any]:
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
     out = sys.stdout
-    # What libraries print is no answer.
+    # Keep the output of libraries out of the reply.
     sys.stdout = sys.stderr
     print(json.dumps(answer(asked["folder"], asked["tokens"])), file=out)

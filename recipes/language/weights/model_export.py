@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-# Bytes of a file, unless a single tensor is larger.
+# The maximum bytes of a file, unless a single tensor is larger.
 FILE_BYTES: Final = 5 << 30
 
 
 class ModelWriter:
-    """Writes `model.safetensors`, or several files and their index, as transformers names them. A context.
+    """A context that writes `model.safetensors`, or several files and their index, with transformers' names.
 
     Args:
-        folder: which exists.
-        tensors: the tensors that will be written, each once, in any order.
+        folder: the existing folder.
+        tensors: descriptions of the tensors to write, each once, in any order.
     """
 
     def __init__(self, folder: Path, tensors: Mapping[str, Described]) -> None:
@@ -70,7 +70,7 @@ class ModelWriter:
         self._files[name].write(name, tensor)
 
     def finish(self) -> None:
-        """Bring everything to the disk.
+        """Flush all files to the disk.
 
         Raises:
             ValueError: a tensor was not written.
@@ -110,16 +110,16 @@ def export_state(
     *,
     writes: bool,
 ) -> None:
-    """Export the weights that ranks train together; every rank calls it, and one of them writes the folder.
+    """Export weights that several ranks train. Collective: all ranks call it, and one writes the folder.
 
     Args:
-        state: what they train.
+        state: the training state of the ranks.
         config, tokenizer, folder: see `export`.
-        contact: keeps what the folder was compared with.
+        contact: the start-up checks to which the comparison is added.
         writes: whether this rank writes.
 
     Raises:
-        RLinfError: transformers makes another model of the folder, or its disk has no room.
+        RLinfError: transformers loads another model from the folder, or the disk is full.
     """
     with state.onloaded():
         expected = expected_logprobs(cast("AnswerModel", state.policy), DTYPES[config.model.precision])
@@ -135,7 +135,7 @@ def export_state(
             state.written = fingerprints
 
         export(weights, config, tokenizer, Path(folder), check)
-    # All ranks gather each of them.
+    # Gather each weight, which all ranks must do together.
     for _ in weights:
         pass
 
@@ -148,14 +148,14 @@ def export(
     folder: Path,
     check: Callable[[Path, Mapping[str, str]], None],
 ) -> None:
-    """Write config, safetensors and tokenizer; a LoRA adapter is merged. Written aside, checked, and renamed.
+    """Write config, safetensors and tokenizer atomically, after a check; a LoRA adapter is merged.
 
     Args:
-        weights: the `state_dict` of a `LanguagePolicy`, in its order; of its weights one or two are held at a time.
-        config: the configuration of the actor, which decides the architecture.
+        weights: the `state_dict` of a `LanguagePolicy`, in its order; one or two weights are in memory at a time.
+        config: the configuration of the actor, which defines the architecture.
         tokenizer: the tokenizer of the model.
-        folder: the folder to write; replaced where it exists.
-        check: is given what was written, with the fingerprint of each weight by name. Where it raises, nothing is kept.
+        folder: the folder to write; an existing one is replaced.
+        check: receives the written folder and the checksum of each weight by name; if it raises, nothing is kept.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -180,7 +180,7 @@ def _write(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
 ) -> dict[str, str]:
-    """Write settings and weights into a folder, and return the fingerprint of each weight by name."""
+    """Write settings and weights into a folder, and return the checksum of each weight by name."""
     hollow = _hollow(config, tokenizer)
     lora = config.model.adapter()
     scale = None if lora is None else lora.alpha / lora.rank
@@ -196,7 +196,7 @@ def _write(
     fingerprints: dict[str, str] = {}
     with ModelWriter(folder, described) as writer:
         for name, weight in _plain(weights, scale):
-            # Of a weight with several names the first is written.
+            # Write a weight with several names only under the first.
             if name not in others:
                 value = weight.to(described[name].dtype)
                 writer.write(name, value)
@@ -206,7 +206,7 @@ def _write(
 
 
 def _hollow(config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Return the model without memory, in the type that it is written in."""
+    """Return the model without memory, in the type of the written weights."""
     dtype = DTYPES[config.model.precision]
     if config.model.model_path is not None:
         return hollow_causal(config.model.model_path, dtype)
@@ -215,7 +215,7 @@ def _hollow(config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _is_converted(model: PreTrainedModel) -> bool:
-    """Return whether transformers writes other tensors than the weights of the model, such as one for each expert."""
+    """Return whether transformers writes other tensors than the model's weights, such as one per expert."""
     from transformers.core_model_loading import revert_weight_conversion
 
     shapes = {name: weight.detach().to("meta") for name, weight in own_weights(model).items()}
@@ -228,11 +228,11 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def _plain(weights: Iterable[tuple[str, Tensor]], scale: float | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a policy by the names of its model, those of adapted layers with their adapter merged.
+    """Yield the weights of a policy by its model's names, with adapters merged.
 
     Args:
-        weights: the matrices of an adapter follow what they are added to.
-        scale: alpha / rank of the adapter; None: there is none.
+        weights: the policy's weights; an adapter's matrices must follow the weight that they change.
+        scale: alpha / rank of the adapter; None: no adapter.
     """
     if scale is None:
         yield from ((name.removeprefix(_POLICY), weight) for name, weight in weights if name.startswith(_POLICY))
@@ -246,7 +246,7 @@ def _plain(weights: Iterable[tuple[str, Tensor]], scale: float | None) -> Iterat
         elif name.endswith(_B):
             layer = plain.removesuffix(_B)
             target = base.pop(layer).clone()
-            # As `MergedAdapter` does.
+            # The same as in `MergedAdapter`.
             yield (
                 f"{layer}.weight",
                 target.add_(weight.to(target) @ down.pop(layer).to(target), alpha=scale),
@@ -258,7 +258,7 @@ def _plain(weights: Iterable[tuple[str, Tensor]], scale: float | None) -> Iterat
 
 
 def _load(model: PreTrainedModel, weights: Mapping[str, Tensor], scale: float | None) -> None:
-    """Give a model the weights of a policy; see `_plain`."""
+    """Load the weights of a policy into a model; see `_plain`."""
     if scale is None:
         model.load_state_dict(dict(_plain(weights.items(), None)))
         return
@@ -267,12 +267,12 @@ def _load(model: PreTrainedModel, weights: Mapping[str, Tensor], scale: float | 
 
 
 def _settle(model: PreTrainedModel) -> None:
-    # A name of ours for the attention function must not be in a file that others read.
+    # Keep our name of the attention function out of files that others read.
     cast("Any", model.config)._attn_implementation = "sdpa"
 
 
 def _save_settings(model: PreTrainedModel, source: str | None, folder: Path) -> None:
-    """Write what `save_pretrained` of transformers writes besides weights."""
+    """Write what transformers' `save_pretrained` writes besides weights."""
     _settle(model)
     config: Any = model.config
     config.dtype = str(model.dtype).removeprefix("torch.")

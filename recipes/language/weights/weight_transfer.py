@@ -1,8 +1,7 @@
-"""Weights on their way from actors to engines: a header, pieces of some megabytes, and a fingerprint.
+"""Transfer of weights from actors to engines: a header, pieces of some megabytes, and a checksum.
 
-A receiver loads a piece while the next ones are on their way, and either side reads the numbers of a piece while they
-are in its processor's cache. A receiver without others beside it keeps the memory that they came in: the weights are
-copied once, by their sender.
+A receiver loads a piece while the next ones arrive, and both sides compute the checksum of a piece while it is in the
+processor's cache. A sole receiver keeps the received memory, so that only the sender copies the weights.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from rlinf_core.collective.messages.torch_payload import CustomCopy
 
 
 class WeightHeader(NamedTuple):
-    """The first message of an update. As many messages as `pieces` follow, each a tensor, and the fingerprint.
+    """The first message of an update. A message with a tensor follows for each of `pieces`, and then the checksum.
 
     Attributes:
-        version: counts optimizer steps of training steps.
-        pieces: where the tensors of each piece lie in it.
-        adapter_only: whether they are those of a LoRA adapter.
+        version: the version of the weights.
+        pieces: the places of tensors in each piece.
+        adapter_only: whether the tensors are only those of a LoRA adapter.
     """
 
     version: int
@@ -42,8 +41,8 @@ class WeightHeader(NamedTuple):
 def messages(
     weights: SentWeights, version: int, *, prefix: str = "", adapter_only: bool = False
 ) -> Iterator[WeightHeader | CustomCopy | str]:
-    """Yield the messages of an update, whose tensors may share the memory of `weights`; `prefix` is taken off the
-    names. Collective where `weights` are, see `SentWeights.tensors`.
+    """Yield the messages of an update, whose tensors may share the memory of `weights`; `prefix` is removed from names.
+    Collective if `weights` are, see `SentWeights.tensors`.
     """
     pieces = tuple(
         tuple(place._replace(name=place.name.removeprefix(prefix)) for place in places) for places in weights.pieces
@@ -53,7 +52,7 @@ def messages(
     for places, piece in zip(pieces, weights.tensors(), strict=True):
         yield CustomCopy(piece, partial(_copy_and_read, places, piece, digest))
         for place in places:
-            # Whose bytes left without a copy.
+            # Tensors that were sent without a copy are not in the checksum yet.
             if place.name not in digest:
                 digest.add(place.name, place.of(piece))
     yield digest.text()
@@ -65,12 +64,12 @@ def _copy_and_read(places: tuple[Place, ...], piece: Tensor, digest: Fingerprint
 
 
 class WeightUpdate:
-    """Weights of a version that have arrived, or are still arriving.
+    """An update of weights that has arrived, or is arriving.
 
     Args:
         header: the header of the update.
-        pieces: wait for the tensors of the pieces, in their order; each is asked once.
-        fingerprint: waits for that of the sender.
+        pieces: yields the tensors of the pieces in order, waiting for each.
+        fingerprint: waits for the sender's checksum, and returns it.
         may_keep: see `ArrivingTensors`.
     """
 
@@ -93,7 +92,7 @@ class WeightUpdate:
         """Load the weights into an engine.
 
         Raises:
-            RLinfError: the engine's fingerprint is another one.
+            RLinfError: the engine's checksum differs.
         """
         header = self._header
         arriving = ArrivingTensors(header.shapes, self.tensors(), may_keep=self._may_keep)
@@ -109,12 +108,12 @@ class WeightUpdate:
 
 
 class IncomingWeights:
-    """An update on its way to this process.
+    """An update that this process is receiving.
 
     Args:
-        receive: begins to receive the next message of the actor.
-        may_keep: whether this is the only receiver of the messages, so that an engine may keep their memory. Where
-            several do, what one of them keeps stays taken in the sender's shared memory.
+        receive: starts receiving the actor's next message.
+        may_keep: whether this is the only receiver, so that an engine may keep the messages' memory. With several
+            receivers, kept memory would stay occupied in the sender's shared memory.
     """
 
     def __init__(self, receive: Callable[[], Work[object]], *, may_keep: bool = False) -> None:
@@ -124,11 +123,11 @@ class IncomingWeights:
         self._begun: tuple[WeightHeader, list[Work[object]]] | None = None
 
     def done(self) -> bool:
-        """Return whether all of it has arrived."""
+        """Return whether the whole update has arrived."""
         return (self._begun is not None or self._first.done()) and all(transfer.done() for transfer in self._begin()[1])
 
     def wait(self) -> WeightUpdate:
-        """Return the update when it begins to arrive."""
+        """Wait for the header, and return the update."""
         header, (*pieces, last) = self._begin()
         return WeightUpdate(header, _arrived(pieces), lambda: str(last.wait()), may_keep=self._may_keep)
 

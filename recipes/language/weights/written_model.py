@@ -1,4 +1,4 @@
-"""The comparison of a model folder that was written with the policy that was trained."""
+"""The comparison of a written model folder with the trained policy."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 LOADED: Final = "the folder that was written, loaded by transformers in another process"
 _TOKENS: Final = 64
-# Of the smallest difference that ends a run, among 64: routers of a few tokens may be near a tie, and choose otherwise.
+# The number of tokens, of 64, that may differ more: their routers may be near a tie and choose other experts.
 _EXCEPTIONS: Final = 7
-# Memory of the other process, as a multiple of the weights' bytes and beside them.
+# The memory of the other process: a multiple of the weights' bytes, and bytes besides.
 _SHARE, _BESIDE = 1.25, 1 << 30
-# Seconds for the other process, and for each GiB.
+# The time limit of the other process in seconds, and the additional seconds per GiB.
 _SECONDS, _SECONDS_OF_GIB = 300, 60
 
 
@@ -35,9 +35,9 @@ class ExpectedLogprobs(NamedTuple):
     """Log-probabilities of a policy.
 
     Attributes:
-        tokens: random tokens, the same for every model of as large a vocabulary.
-        logprobs: the log-probability of each but the first.
-        dtype: the type that the weights are written in.
+        tokens: random tokens, equal for models with equal vocabulary sizes.
+        logprobs: the log-probability of each token but the first.
+        dtype: the type of the written weights.
     """
 
     tokens: list[int]
@@ -47,7 +47,7 @@ class ExpectedLogprobs(NamedTuple):
 
 @torch.no_grad()
 def expected_logprobs(policy: AnswerModel, dtype: torch.dtype) -> ExpectedLogprobs:
-    """Return what a folder of a policy has to compute. All ranks that share the weights call it together."""
+    """Return what a written folder must compute. Collective: all ranks that share the weights call it together."""
     config: Any = policy.causal.config.get_text_config()
     positions = int(getattr(config, "max_position_embeddings", 0) or _TOKENS + 1)
     vocabulary: int = cast("Any", policy.causal.get_input_embeddings()).weight.shape[0]
@@ -62,18 +62,18 @@ def expected_logprobs(policy: AnswerModel, dtype: torch.dtype) -> ExpectedLogpro
 def check_written(folder: Path, fingerprints: Mapping[str, str], expected: ExpectedLogprobs) -> Difference:
     """Compare a folder with the policy whose weights were written into it.
 
-    Where the host has no memory for another copy of the weights, nothing is compared, and the result says so.
+    If the host lacks memory for another copy of the weights, nothing is compared, and the result says so.
 
     Args:
         folder: the folder.
-        fingerprints: those of its weights, by name.
+        fingerprints: the checksums of the written weights, by name.
         expected: see `expected_logprobs`.
 
     Returns:
         The largest difference of a log-probability, in nats.
 
     Raises:
-        RLinfError: transformers loads other weights, or computes something else with them.
+        RLinfError: transformers loads other weights, or computes other log-probabilities.
     """
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     needed, free = int(_SHARE * size) + _BESIDE, free_bytes()
@@ -103,13 +103,13 @@ def check_written(folder: Path, fingerprints: Mapping[str, str], expected: Expec
 
 
 def _answer_of(folder: Path, tokens: list[int], seconds: float) -> dict[str, Any] | str:
-    """Return the answer of `loaded_model`, or why there is none although nothing is wrong with the folder.
+    """Return the reply of `loaded_model`, or why there is none if the folder is not at fault.
 
     Raises:
-        RLinfError: transformers cannot load it.
+        RLinfError: transformers cannot load the folder.
     """
     module = f"{__package__}.loaded_model"
-    # Accelerators are the trainer's.
+    # Leave accelerators to the trainer.
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     asked = json.dumps({"folder": str(folder), "tokens": tokens})
     try:

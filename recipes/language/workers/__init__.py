@@ -1,1 +1,1 @@
-"""The workers: actors, critics and references that evaluate tokens; engines that draw them; scorers."""
+"""The workers of language recipes: actors, critics, references, rollout, reward and judge workers."""

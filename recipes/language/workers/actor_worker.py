@@ -33,7 +33,7 @@ from recipes.language.workers.training_worker import TrainingWorker
 from recipes.sections.algorithm import own_names, refuse_unknown_options
 from recipes.training.huggingface import without_adapters
 from recipes.training.seeding import Purpose, derive_seed
-from recipes.training.typed_tensors import integers
+from recipes.training.typed_tensors import floats, integers
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, get_advantage
 from rlinf_core.algorithms.loss_inputs import kl_estimate
@@ -42,14 +42,14 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 
 class LanguageActor(TrainingWorker):
-    """Learns from scored answers. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
+    """An actor that learns from scored answers. Actors share every batch, and weights as `actor.fsdp_config` says."""
 
     config_section = "actor"
     _config: LanguageConfig
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__(config)
-        # Whether engine and trainer were not compared yet.
+        # Whether engine and trainer are still to be compared.
         self._compares = True
 
     def init_worker(self, layout: LanguageLayout) -> None:
@@ -69,7 +69,7 @@ class LanguageActor(TrainingWorker):
         )
         self._learner = self._make_learner(policy)
         self._channel = self.connect_channel(layout.scored)
-        # The groups that evaluate what comes, where there are any.
+        # Clients of the optional groups that evaluate batches.
         self._critic = self._reference = self._teacher = None
         if layout.critics:
             self._critic = EvaluationClient(self, self._config.critic.group_name, layout.critics)
@@ -82,14 +82,14 @@ class LanguageActor(TrainingWorker):
     def _make_learner(self, policy: LanguagePolicy) -> LanguageLearner:
         config, algorithm = self._config.actor, self._config.algorithm
         loss = get_policy_loss(algorithm.loss_type)
-        refuse_unknown_options(algorithm.options, own_names(algorithm), "algorithm.options")
+        refuse_unknown_options(algorithm.own_options, own_names(algorithm), "algorithm.options")
         options = checked_options(loss, algorithm.options, "algorithm.options")
         return LanguageLearner(
             policy,
             self._state.strategy,
             self._state.optimizer,
             loss,
-            replace(LossSettings.of(algorithm), options=options),
+            replace(LossSettings.of(algorithm.inputs), options=options),
             LearnerSettings(
                 minibatches=self._config.minibatches,
                 epochs=algorithm.update_epoch,
@@ -111,7 +111,7 @@ class LanguageActor(TrainingWorker):
         return name.startswith("model.") and (not self._lora or ".lora_" in name)
 
     def sync_model_to_rollout(self) -> int:
-        """Send the weights to the rollout workers; each actor serves its share of them. Return their version."""
+        """Send the weights to this actor's share of the rollout workers, and return their version."""
         state, is_adapter = self._state, self._lora
         self._sender.send(messages(state.sent_weights(), state.version, prefix="model.", adapter_only=is_adapter))
         return state.version
@@ -119,8 +119,8 @@ class LanguageActor(TrainingWorker):
     # A training step
 
     def recv_rollout_batch(self, step: int, assignment: Assignment) -> None:
-        """Take this actor's groups of a batch: from the reward workers, or in asynchronous mode from the channel where
-        they have waited for this step.
+        """Receive this actor's groups of a batch from the reward workers, or in asynchronous mode, take them from the
+        channel.
 
         Args:
             step: the training step.
@@ -135,7 +135,7 @@ class LanguageActor(TrainingWorker):
             group = self._config.reward.group_name
             pieces = [self.recv(group, rank) for rank in sorted({slot % rewards for slot in slots})]
         batch = RolloutBatch.joined(pieces)
-        # In the order of slots, whatever scored them.
+        # Sort by slots, regardless of which worker scored them.
         batch = batch.select(batch.groups.argsort(stable=True)) if len(pieces) > 1 else batch
         minibatches = torch.tensor([numbers[slot] for slot in integers(batch.groups)], dtype=torch.int64)
         self._batch = replace(batch, minibatches=minibatches)
@@ -156,16 +156,16 @@ class LanguageActor(TrainingWorker):
             old, behaviour = batch.logprobs, None
         reference = self._reference_logprobs() if algorithm.kl_beta else None
         kl = None
-        if reference is not None and algorithm.kl_in_reward:
-            kl = kl_estimate(old, reference, algorithm.kl_penalty)
-            metrics["train/kl_in_reward"] = _mean(kl, batch.trained)
+        if reference is not None and algorithm.settings.kl_in_reward:
+            kl = kl_estimate(old, reference, algorithm.settings.kl_penalty)
+            metrics["train/kl_in_reward"] = self._mean(kl)
         if self._teacher is not None:
             kl = kl_estimate(old, self._teacher.recv_tokens(), "k1")
-            metrics["train/teacher_kl"] = _mean(kl, batch.trained)
+            metrics["train/teacher_kl"] = self._mean(kl)
         values = None if self._critic is None else self._critic.recv_tokens()
         advantage = get_advantage(algorithm.adv_type)
         settings = replace(
-            AdvantageSettings.of(algorithm, self._state.strategy.reduce_sum),
+            AdvantageSettings.of(algorithm.inputs, self._state.strategy.reduce_sum),
             options=checked_options(advantage, algorithm.options, "algorithm.options"),
         )
         advantages, returns = token_advantages(batch, advantage, settings, values=values, kl=kl)
@@ -174,28 +174,28 @@ class LanguageActor(TrainingWorker):
         self._targets = TokenTargets(
             advantages=advantages,
             old_logprobs=old,
-            ref_logprobs=None if algorithm.kl_in_reward else reference,
+            ref_logprobs=None if algorithm.settings.kl_in_reward else reference,
             behaviour_logprobs=behaviour,
             comparable=None if algorithm.recompute_logprobs else same,
         )
         return metrics
 
     def _check_logprobs(self, differences: Tensor, step: int) -> dict[str, float]:
-        """Return how much engine and trainer differ; warn, or end the run, where they are not the same model.
+        """Return the differences of engine and trainer as metrics; warn or end the run if they exceed the limit.
 
         Args:
-            differences: float [m], log-probabilities of the trainer less those of the engine, by equal weights.
+            differences: float [m], log-probabilities of the trainer minus those of the engine, with equal weights.
             step: the training step.
 
         Raises:
-            RLinfError: they differ by too much, under `rollout.check_logprobs: strict`.
+            RLinfError: the log-probabilities differ too much, with `rollout.check_logprobs: strict`.
         """
         gap, check = logprob_gap(differences, self._state.strategy), self._config.rollout.check_logprobs
         if gap is None:
             return {}
         limit = GAP_LIMITS[self._config.actor.model.precision]
         if self._compares:
-            # What is drawn at the start stands for the run; the metrics have every step.
+            # Record the first comparison as a start-up check; metrics have every step.
             self._compares = False
             result = Difference(gap.largest, limit, f"step {step}, {gap.tokens} tokens", agrees=gap.largest <= limit)
             self._contact.keep("log-probabilities of the engine", "those of the trainer, by equal weights", result)
@@ -206,6 +206,13 @@ class LanguageActor(TrainingWorker):
             if self._rank == 0:
                 self.log_warning("%s", error)
         return gap.metrics()
+
+    def _mean(self, values: Tensor) -> float:
+        """Return the mean of values, float [A], over the trained tokens of all ranks. Collective."""
+        mine = values[self._batch.trained].double()
+        sums = torch.stack((mine.sum(), mine.new_tensor(len(mine))))
+        total, count = floats(self._state.strategy.reduce_sum(sums))
+        return total / max(1.0, count)
 
     def _reference_logprobs(self) -> Tensor:
         if self._reference is not None:
@@ -218,31 +225,31 @@ class LanguageActor(TrainingWorker):
 
         Args:
             step: the training step.
-            last_step: the last step after which the run ends; None: it has no end.
+            last_step: the last step of the run; None: the run has no end.
         """
         rate = self._begin_step(step, last_step)
         seed = derive_seed(self._config.actor.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, self._targets, seed, step)
-        tokens = float(self._batch.lengths.sum())
+        # Of ranks without answers, there is no share.
+        learned = {"train/actor/learned_fraction": self._learner.learned} if len(self._batch) else {}
         gap = {} if self._targets.comparable is None else self._check_logprobs(self._learner.differences, step)
         del self._batch, self._targets
         return {
             **self._end_step(step, figures),
             **gap,
-            "train/actor/tokens": tokens,
-            "train/actor/learned_fraction": self._learner.learned,
+            **learned,
             "train/actor/lr": rate,
         }
 
     # Checkpoints
 
     def save_buffered(self, folder: str, slots: tuple[int, ...]) -> None:
-        """Write the groups that wait in the channel, by their slots, into a checkpoint."""
+        """Write the groups that wait in the channel under these slots into a checkpoint."""
         if self._rank == 0:
             save_buffered(self._channel, slots, Path(folder))
 
     def load_buffered(self, folder: str, slots: tuple[int, ...]) -> None:
-        """Put the groups of a checkpoint, by their slots, into the channel."""
+        """Put the groups of a checkpoint into the channel under their slots."""
         if self._rank == 0:
             load_buffered(self._channel, slots, Path(folder))
 
@@ -250,8 +257,8 @@ class LanguageActor(TrainingWorker):
         """Write the unfinished answers of the rollout workers into a checkpoint.
 
         Returns:
-            The positions of their problems, with the version of the oldest weights that drew a token; None where none
-            is drawn. Nothing on ranks above 0.
+            The positions of their problems, with the oldest version of weights that drew a token, or None; empty on
+                ranks above 0.
         """
         if self._rank:
             return {}
@@ -266,20 +273,16 @@ class LanguageActor(TrainingWorker):
                 self._channel.put(group, key=unfinished_key(group.position))
 
     def save_model(self, folder: str) -> None:
-        """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
+        """Write a folder that `from_pretrained` and engines load: config, tokenizer, and weights with adapters
+        merged."""
         export_state(self._state, self._config.actor, self._tokenizer, folder, self._contact, writes=self._rank == 0)
 
 
-def _mean(values: Tensor, mask: Tensor) -> float:
-    """Return the mean of those values that count; 0 if there are none."""
-    return float(values[mask].mean()) if bool(mask.any()) else 0.0
-
-
 def _learned_values(returns: Tensor | None, name: str) -> Tensor:
-    """Return what values learn.
+    """Return the value targets.
 
     Raises:
-        ConfigError: the advantage of the user's own gives nothing for values to learn.
+        ConfigError: a custom advantage function returns no value targets.
     """
     if returns is None:
         raise ConfigError(

@@ -22,7 +22,7 @@ from rlinf_core import LossSettings
 
 
 class LanguageCritic(TrainingWorker):
-    """Estimates the values of the states before answer tokens, and learns them from returns."""
+    """A critic that estimates the values of the states before answer tokens, and learns from returns."""
 
     config_section = "critic"
     _config: LanguageConfig
@@ -62,11 +62,12 @@ class LanguageCritic(TrainingWorker):
         self._learner = ValueLearner(
             self._state.strategy,
             self._state.optimizer,
-            LossSettings.of(whole.algorithm),
+            LossSettings.of(whole.algorithm.inputs),
             LearnerSettings(
                 minibatches=whole.minibatches,
                 epochs=whole.algorithm.update_epoch,
                 max_tokens=config.max_tokens_per_micro_batch,
+                max_answers=config.micro_batch_size,
                 masks=model.takes_masks(whole.runner.seq_length),
                 clip_grad=optim.clip_grad,
                 skip_nonfinite=whole.runner.on_nonfinite == "skip",
@@ -88,14 +89,17 @@ class LanguageCritic(TrainingWorker):
 
         Args:
             step: the training step.
-            last_step: the last step after which the run ends; None: it has no end.
+            last_step: the last step of the run; None: the run has no end.
         """
         returns = self._exchange.recv_tokens()
         rate = self._begin_step(step, last_step)
         seed = derive_seed(self._config.actor.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, returns, self._values, seed, step)
-        variance = explained_variance(self._values, returns, self._batch.trained).item()
+        values, trained = self._values, self._batch.trained
         del self._batch, self._values
         metrics = self._end_step(step, figures)
         metrics = {name.replace("train/actor/", "train/critic/"): value for name, value in metrics.items()}
-        return metrics | {"train/critic/explained_variance": variance, "train/critic/lr": rate}
+        # A rank without answers explains nothing.
+        if bool(trained.any()):
+            metrics["train/critic/explained_variance"] = explained_variance(values, returns, trained).item()
+        return metrics | {"train/critic/lr": rate}

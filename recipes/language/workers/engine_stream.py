@@ -1,4 +1,4 @@
-"""The loop of a worker that holds an engine: requests and new weights reach it while it draws."""
+"""The loop of a worker with an engine, which receives requests and weights while it samples."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rlinf_core.worker.timer import timer
 
 
 class EngineStream:
-    """Serves requests continuously, and loads new weights between two tokens, until the end.
+    """A loop that serves requests and loads new weights between two tokens.
 
-    Weights travel while tokens are drawn. A request waits for the weights that it needs.
+    Weights arrive while tokens are sampled. A request waits for the weights that it needs.
 
     Args:
-        engine: the engine that draws.
-        begin: hands requests to the engine.
-        collect: takes what it has drawn.
-        receive: begins to receive weights; None: they do not change, and do for all requests.
+        engine: the engine.
+        begin: submits requests to the engine.
+        collect: receives finished answers.
+        receive: starts receiving weights; None: weights never change, and serve all requests.
         load: loads weights into the engine.
-        partial: whether answers under way continue under new weights; else they are ended under the old ones first.
-        version: the version of the engine's weights; -1: there are none yet.
+        partial: whether unfinished answers continue under new weights, or are finished under the old weights first.
+        version: the version of the engine's weights; -1: none yet.
 
     Attributes:
-        seconds: the seconds that the engine has worked.
+        seconds: the seconds of the engine's work.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class EngineStream:
         """Generate until None has arrived and all earlier requests are done.
 
         Args:
-            orders: what is to be done: requests, `NewWeights`, and None at the end.
-            take: returns the requests in a message that is neither `NewWeights` nor None, given those that wait.
+            orders: the inbox of requests, `NewWeights`, and None at the end.
+            take: returns the requests in a message that is neither `NewWeights` nor None, given the waiting ones.
         """
         engine, waiting, ended = self._engine, list[Any](), False
         while not ended or self._weights_come or waiting or engine.unfinished:
@@ -91,7 +91,7 @@ class EngineStream:
         return bool(self._announced or self._receiving)
 
     def _advance_weights(self) -> None:
-        """Receive the next weights, and load them when they have arrived; wait for them if nothing is to be sampled."""
+        """Receive the next weights, and load them when they have arrived; wait for them if the engine is idle."""
         if self._receive is not None and self._announced and self._receiving is None:
             self._announced -= 1
             self._receiving = self._receive()

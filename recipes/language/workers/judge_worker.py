@@ -17,7 +17,7 @@ from recipes.training.comparing_worker import ComparingWorker
 
 
 class JudgeWorker(ComparingWorker):
-    """Judges answers for the reward workers, with a model that does not learn."""
+    """A worker that judges answers for the reward workers with a frozen model."""
 
     config_section = "judge"
 
@@ -27,13 +27,13 @@ class JudgeWorker(ComparingWorker):
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load the model, and connect to the channel."""
-        torch.set_num_threads(self._config.rollout.threads)
+        torch.set_num_threads(self._config.actor.threads)
         self._judge = Judge(self._config, self.torch_device, self._contact, str(self.worker_info.address))
         self._channel = self.connect_channel(layout.answers)
         self._inbox = Inbox(self._channel, judge_key(self._rank))
 
     def serve(self) -> None:
-        """Judge what reward workers ask about until the request None has arrived and all earlier ones are answered."""
+        """Judge answers for reward workers until the request None has arrived and all earlier ones are answered."""
         judge = self._judge
         stream = EngineStream(
             judge.engine, lambda asked: self._send(judge.submit(asked)), lambda drawn: self._send(judge.read(drawn))

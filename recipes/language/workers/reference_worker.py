@@ -1,4 +1,4 @@
-"""Workers that hold a model which does not learn: the reference, which a policy is kept near."""
+"""Workers with a frozen model: the reference, near which the policy is kept, and the teacher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recipes.language.config.described_models import reference_model, teacher_model, with_model
+from recipes.language.config.described_models import reference_model, teacher_model, teacher_start, with_model
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.micro_batches import MicroBatches
@@ -26,7 +26,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 
 class LanguageReference(ComparingWorker):
-    """Sends the actors the log-probabilities of the initial model, or of `reference.model_path`."""
+    """A worker that sends the actors the log-probabilities of the initial model, or of `reference.model_path`."""
 
     config_section = "reference"
 
@@ -64,16 +64,17 @@ class LanguageReference(ComparingWorker):
             self.torch_device,
             max_tokens=actor.max_tokens_per_micro_batch,
             masks=policy.takes_masks(self._config.runner.seq_length),
+            max_answers=actor.micro_batch_size,
         )
         self._exchange = EvaluationServer(self, actor.group_name, layout.actors)
         self._offload()
 
     def _frozen(self) -> LanguageConfig:
-        """Return the file as if its actor trained the model that is held here."""
+        """Return the configuration of an actor with this worker's model."""
         return with_model(self._config, reference_model(self._config))
 
     def _offload(self) -> None:
-        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
+        """Free the accelerator for other components, if `actor.enable_offload` is set."""
         if self._config.actor.enable_offload:
             self._policy.to("cpu")
             release_memory(self.torch_device)
@@ -93,12 +94,12 @@ class LanguageReference(ComparingWorker):
 
 
 class LanguageTeacher(LanguageReference):
-    """Sends the actors the teacher's log-probabilities of the tokens that the policy drew."""
+    """A worker that sends the actors the teacher's log-probabilities of the policy's tokens."""
 
     config_section = "teacher"
 
     def _frozen(self) -> LanguageConfig:
-        return with_model(self._config, teacher_model(self._config), self._config.teacher.warm_start)
+        return with_model(self._config, teacher_model(self._config), teacher_start(self._config))
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Compare the tokens of teacher and actor, and load or build the teacher."""
@@ -106,10 +107,10 @@ class LanguageTeacher(LanguageReference):
         super().init_worker(layout)
 
     def _same_tokens(self) -> Difference | None:
-        """Compare the tokens of the teacher's folder with those of the actor; None where it has no tokenizer.
+        """Compare the tokens of the teacher's folder with the actor's; None without such a folder.
 
         Raises:
-            ConfigError: they differ.
+            ConfigError: the tokens differ.
         """
         folder = self._config.teacher.model_path
         if folder is None:

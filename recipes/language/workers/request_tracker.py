@@ -1,4 +1,4 @@
-"""Tracking of prompts in an engine: which answers belong together, and when weights are updated."""
+"""Tracking of prompts in an engine: grouping of their answers, and updates of weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from recipes.language.answers.buffered_answers import UnfinishedGroup, Unfinishe
 from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence, sampling_params, undrawn
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
-from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.prompts import PromptEncoder, prompt_tokens
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.foreign_answers import EngineAnswerError
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import KeepUnfinished, Prompt
-from recipes.language.templates.chat_template import TemplateRefusalError
 from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
 from recipes.language.workers.engine_stream import EngineStream
 from rlinf_core.worker.timer import timer
@@ -31,9 +30,9 @@ class _Open(NamedTuple):
     """A prompt with answers still missing.
 
     Attributes:
-        number, problem: the problem, and its number.
+        number, problem: the number of the problem, and the problem.
         answers: the answers so far.
-        again: samples that are generated a second time because the engine failed.
+        again: the samples that are generated again after a failure of the engine.
     """
 
     prompt: Prompt
@@ -44,20 +43,20 @@ class _Open(NamedTuple):
 
 
 class Answering:
-    """Answers prompts with an engine, and emits each group when it is complete.
+    """A tracker that answers prompts with an engine, and emits each group when it is complete.
 
     Args:
         config: the configuration of the job.
         engine: the engine that generates.
         encoder: the encoder of the problems' prompts.
-        stops: tokens that end answers, which are not part of their texts.
+        stops: tokens that end answers, which are left out of texts.
         training, evaluation: the problems.
-        put: takes the groups that became whole together; a prompt that is too long is a group without answers.
-        restore_unfinished: returns what a checkpoint has of the answers to a training problem, by its position.
+        put: receives groups completed at the same time; a prompt that is too long gives a group without answers.
+        restore_unfinished: returns a checkpoint's unfinished answers to a training problem, by its position.
 
     Attributes:
-        version: the version of the engine's weights; -1: there are none yet.
-        drawn: tokens so far.
+        version: the version of the engine's weights; -1: none yet.
+        drawn: the number of tokens sampled so far.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Answering:
         """Load weights into the engine.
 
         Raises:
-            MismatchError: what the engine holds then is not what was sent.
+            RLinfError: the loaded weights differ from the sent ones.
         """
         update.apply(self._engine)
         self.version = update.version
@@ -99,7 +98,7 @@ class Answering:
         """Answer prompts, and return when all of them are answered.
 
         Raises:
-            EngineAnswerError: the engine ended with fewer answers than were asked for.
+            EngineAnswerError: the engine finished with fewer answers than requested.
         """
         self._begin(map(self._accepted, prompts))
         while self._engine.unfinished:
@@ -126,17 +125,16 @@ class Answering:
         receive: Callable[[], IncomingWeights],
         keep: Callable[[UnfinishedReport], None] | None = None,
     ) -> None:
-        """Answer prompts as they are ordered until the end, and load new weights without interrupting unfinished
-        answers.
+        """Answer prompts as they are ordered, and load new weights between tokens, until the end.
 
-        Weights travel while tokens are drawn. With `runner.partial_rollout` answers that are under way continue under
-        the new weights; without it they are ended under the old ones first. A prompt waits for the weights that it
+        Weights arrive while tokens are sampled. With `runner.partial_rollout`, unfinished answers continue under the
+        new weights; without it, they are finished under the old weights first. A prompt waits for the weights that it
         needs.
 
         Args:
             orders: the orders from the runner.
-            receive: begins to receive weights.
-            keep: takes the partial answers, for a checkpoint.
+            receive: starts receiving weights.
+            keep: receives the unfinished answers for a checkpoint.
         """
 
         def take(order: tuple[Prompt, ...] | KeepUnfinished, waiting: list[Prompt]) -> Iterable[Prompt]:
@@ -153,15 +151,16 @@ class Answering:
         stream.run(orders, take)
 
     def _accepted(self, prompt: Prompt) -> Prompt:
-        """Return a prompt, and take over its unfinished answers from a checkpoint, so that the next checkpoint has them
-        too."""
+        """Return a prompt, and restore its unfinished answers from a checkpoint, so that the next checkpoint has them,
+        too.
+        """
         if prompt.begun and self._restore_unfinished is not None:
             self._begun[prompt.position] = self._restore_unfinished(prompt.position)
         return prompt
 
     def _unfinished(self, waiting: Iterable[Prompt]) -> UnfinishedReport:
         """Return the unfinished answers to training problems; `waiting` are prompts not yet started."""
-        # What the engine failed to generate is requested again after a resume.
+        # Leave out failed answers, which are requested again after a resume.
         drawn = {name: [answer for answer in group.answers if not answer.failed] for name, group in self._open.items()}
         for answer in self._engine.unfinished_answers():
             if answer.tokens:
@@ -180,15 +179,13 @@ class Answering:
     def _submit(self, prompt: Prompt) -> None:
         data, problems, index = self._config.data, self._problems[prompt.trains], prompt.position
         if prompt.trains:
-            (index,) = training_order(len(problems), index, 1, seed=data.seed, shuffle=data.shuffle)
+            (index,) = training_order(len(problems), index, 1, seed=data.seed, shuffle=data.reshuffles)
         problem = problems[index]
-        try:
-            tokens = self._encoder.encode(problem)
-        except TemplateRefusalError as refusal:
-            # Of this prompt alone: it is skipped as one that is too long.
-            tokens = None
+        new = self._config.rollout.sampling_params.max_new_tokens
+        tokens, why = prompt_tokens(self._encoder, problem, new, self._engine.longest)
+        if why:
             if not self._refused:
-                LOGGER.warning("skipped prompt %d: %s; further ones are only counted", index, refusal.reason)
+                LOGGER.warning("skipped prompt %d: %s; further ones are only counted", index, why)
             self._refused += 1
         if not tokens:
             self._put([AnswerGroup(prompt, index, problem)])
@@ -198,10 +195,10 @@ class Answering:
             aside = tuple(Rollout((lost(sample=sample),)) for sample in range(prompt.answers))
             self._put([AnswerGroup(prompt, index, problem, aside)])
             return
-        # Slots of evaluation are their own numbers.
+        # Slots of training and evaluation may be equal.
         name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
         self._open[name] = _Open(prompt, index, problem, [], set())
-        params = self._params(prompt.temperature, prompt.step)
+        params = self._params(prompt)
         begun = self._begun.pop(prompt.position, None) if prompt.begun else None
         request = Request(request_id=name, prompt=tokens, params=params, group_size=prompt.answers)
         if begun is None or begun.answers[0].prompt != tokens:
@@ -210,7 +207,7 @@ class Answering:
             self._resubmit(request, begun)
 
     def _resubmit(self, request: Request, begun: UnfinishedGroup) -> None:
-        """Submit a partially answered request: finished answers are done, the others continue."""
+        """Submit a request with restored answers: finished ones are collected, the others continue."""
         there = {answer.sample: answer for answer in begun.answers if answer.sample < request.group_size}
         ended = [answer for answer in there.values() if answer.finish_reason != "aborted"]
         for sample in sorted(set(range(request.group_size)) - {answer.sample for answer in ended}):
@@ -222,21 +219,22 @@ class Answering:
         self._collect(replace(answer, request_id=request.request_id) for answer in ended)
 
     def _ask_again(self, prompt: Prompt, answer: Sequence) -> None:
-        """Have an answer drawn from its beginning that the engine has failed to give."""
+        """Request an answer again, from the start, that the engine failed to give."""
         if not self._failures:
             LOGGER.warning("an engine failed to answer, and is asked again: %s; see `failed/engine`", answer.failure)
         self._failures += 1
-        params = self._params(prompt.temperature, prompt.step)
+        params = self._params(prompt)
         request = Request(
             request_id=answer.request_id, prompt=answer.prompt, params=params, sample_offset=answer.sample
         )
         self._engine.submit(request)
 
-    def _params(self, temperature: float, step: int) -> SamplingParams:
-        return sampling_params(self._config, temperature, (self._config.actor.seed << 32) + step)
+    def _params(self, prompt: Prompt) -> SamplingParams:
+        seed = prompt.seed(self._config.actor.seed, len(self._problems[prompt.trains]))
+        return sampling_params(self._config, prompt.temperature, seed)
 
     def _collect(self, answers: Iterable[Sequence]) -> None:
-        """Put the groups out that are whole."""
+        """Collect answers, and emit complete groups."""
         whole: list[AnswerGroup] = []
         for answer in answers:
             self.drawn += len(answer.tokens)
@@ -254,17 +252,14 @@ class Answering:
 
     def _whole(self, group: _Open) -> AnswerGroup:
         answers = sorted(group.answers, key=lambda answer: answer.sample)
-        # Answers to one prompt are often alike.
+        # Answers to one prompt are often equal, so decode each once.
         alike = dict.fromkeys(answer.tokens for answer in answers)
-        texts = {tokens: self._encoder.text(self._without_stop(tokens)) for tokens in alike}
+        texts = {tokens: self._encoder.text(tokens, self._stops) for tokens in alike}
         shown = [self._encoder.pieces(answer.tokens) if group.prompt.shown else () for answer in answers]
         pairs = zip(answers, shown, strict=True)
         rollouts = tuple(Rollout((answer,), texts[answer.tokens], pieces) for answer, pieces in pairs)
         return AnswerGroup(group.prompt, group.number, group.problem, rollouts)
 
-    def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        return tokens[:-1] if tokens and tokens[-1] in self._stops else tokens
-
 
 def _drop(groups: list[AnswerGroup]) -> None:
-    """Take groups that nobody waits for."""
+    """Discard groups."""

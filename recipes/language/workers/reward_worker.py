@@ -26,15 +26,15 @@ from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
 from rlinf_core.runners.storage.first_contact import Difference
 
-# Answers of a group that can be compared with each other.
+# The minimum answers of a group whose members are compared with each other.
 LEAST_MEMBERS: Final = 2
 
 
 class RewardWorker(ComparingWorker):
-    """Scores groups of answers and hands them to the actors.
+    """A worker that scores groups of answers and hands them to the actors.
 
-    An answer that cannot be scored for no fault of its own is not a sample: it is left out of its group and of every
-    mean, and counted. A group with too few answers left is replaced.
+    An answer that cannot be scored through no fault of the policy is no sample: it is counted, and left out of its
+    group and of every mean. A group with too few answers left is replaced.
     """
 
     config_section = "reward"
@@ -51,7 +51,7 @@ class RewardWorker(ComparingWorker):
         self._scored = self.connect_channel(layout.scored)
         ask = partial(ask_judges, self._answers, self._rank, layout.judges)
         self._scorer = make_scorer(self._config, lambda: ask, self._rank)
-        # A function that cannot be loaded or called ends the run before its first step.
+        # Start now, so that a function that cannot be loaded or called ends the run before its first step.
         self._scorer.start()
         if self._scorer.convention:
             of_whom = Difference(note=f"it is called as {self._scorer.convention}")
@@ -59,16 +59,16 @@ class RewardWorker(ComparingWorker):
         self._contact.compare(
             "right answers of `data`", f"`reward_type: {reward.reward_type}`", self._check_right_answers
         )
-        # Answers that actors are to learn from, by slot, until it is known which of them learns.
+        # Answers to train on, by slot, until they are assigned to actors.
         self._kept: dict[int, ScoredAnswers] = {}
-        # Kinds of failures already logged; the metrics count all failures.
+        # Causes already logged once; metrics count all.
         self._warned: set[str] = set()
 
     def _check_right_answers(self) -> Difference | None:
-        """Hold this worker's share of the right answers against themselves, and log those that are never right.
+        """Check this worker's share of the reference answers, and log those that fail.
 
         Raises:
-            ConfigError: most are not: data and rule do not belong together.
+            ConfigError: most reference answers fail, so data and rule do not fit.
         """
         config = self._config
         result = check_right_answers(
@@ -91,7 +91,7 @@ class RewardWorker(ComparingWorker):
         missing = {slot for slot in slots if slot % self._layout.rewards == self._rank}
         scored_groups: list[ScoredGroup] = []
         while missing:
-            # A duplicate, if an agent process died after sending it and its task was reassigned, is not missing.
+            # Drop duplicates: an agent process may die after sending a group, and its task run again.
             groups = [group for group in self._arrived(str(self._rank)) if group.prompt.slot in missing]
             groups = list({group.prompt.slot: group for group in groups}.values())
             missing -= {group.prompt.slot for group in groups}
@@ -103,20 +103,20 @@ class RewardWorker(ComparingWorker):
         return scored_groups
 
     def _tell_progress(self, report: GroupReport) -> None:
-        """Tell the runner of an evaluation, which may take long, how many answers were scored and how many failed."""
+        """Report to the runner how many answers of an evaluation, which may take long, were scored and failed."""
         if not report.step:
             ends = progress_ends(report.failures, report.exits)
             self._scored.put((len(report.rewards) + report.failed, ends), key=PROGRESS)
 
     def _arrived(self, key: str) -> list[AnswerGroup]:
-        """Wait for groups of answers; for a judge, which serves many at a time, take all that have arrived."""
+        """Wait for groups of answers; for a judge, which serves many at once, take all that have arrived."""
         groups: list[AnswerGroup] = self._answers.get(key=key)
         while self._config.reward.asks_judge and not self._answers.empty(key=key):
             groups = [*groups, *self._answers.get_nowait(key=key)]
         return groups
 
     def send_rollout_batch(self, step: int, assignment: Assignment) -> None:
-        """Send the answers that this worker has scored to the actors that learn from them.
+        """Send the answers that this worker scored to the actors that learn from them.
 
         Args:
             step: the training step.
@@ -129,8 +129,7 @@ class RewardWorker(ComparingWorker):
                 self.send(RolloutBatch.of_groups(groups), self._config.actor.group_name, rank)
 
     def score_forever(self) -> None:
-        """Score arriving groups until None: answers go to the actors through a channel, where they wait for their step,
-        and reports to the runner."""
+        """Score arriving groups until None. Answers wait in a channel for their step, and reports go to the runner."""
         inbox = Inbox(self._answers, ANSWERS)
         while (groups := inbox.wait()) is not None:
             for scored, answers in self._score_groups(groups):
@@ -141,7 +140,7 @@ class RewardWorker(ComparingWorker):
                 self._tell_progress(scored.report)
 
     def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, ScoredAnswers | None]]:
-        """Return the reports of groups, each with its answers where they are trained on."""
+        """Return the reports of groups, each with its answers if they are trained on."""
         items = [[item_of(group.question, one.text, one.tokens) for one in group.unscored] for group in groups]
         with self.worker_timer("reward/score", sum(map(len, items))):
             scores = self._scores_of(items)
@@ -152,15 +151,15 @@ class RewardWorker(ComparingWorker):
         if self._config.reward.asks_judge:
             judged = iter(self._scorer.score_all([item for part in items for item in part]))
             return [list(islice(judged, len(part))) for part in items]
-        # A function may compare the answers of a group.
+        # Keep groups together: a function may compare their answers.
         return [self._scorer.score_all(part) if part else [] for part in items]
 
     def _with_scores(self, group: AnswerGroup, judged: Sequence[Score]) -> tuple[ScoredGroup, ScoredAnswers | None]:
-        """Return the report of a group, and its answers where they are trained on.
+        """Return the report of a group, and its answers if they are trained on.
 
         Args:
             group: the answers.
-            judged: scores of those that are `unscored`.
+            judged: the scores of its `unscored` answers.
         """
         trains, pairs = group.prompt.trains, list(zip(group.rollouts, self._scores(group, judged), strict=True))
         group = group.with_scores(self._with_credit(rollout, score, trains=trains) for rollout, score in pairs)
@@ -180,11 +179,11 @@ class RewardWorker(ComparingWorker):
         return scores
 
     def _report(self, group: AnswerGroup) -> GroupReport:
-        """Return the facts about a group, and whether it is trained on."""
+        """Return the report of a group, with whether it is trained on."""
         report, algorithm = group.report(), self._config.algorithm
         least = LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
         if algorithm.adv_type not in KNOWN_ADVANTAGES:
-            # A user-defined advantage may count on whole groups.
+            # A custom advantage function may rely on complete groups.
             least = group.prompt.answers
         return report._replace(
             dropped=algorithm.filter_groups and not varies(report.rewards),
@@ -192,13 +191,13 @@ class RewardWorker(ComparingWorker):
         )
 
     def _with_credit(self, rollout: Rollout, score: Score, *, trains: bool) -> Score:
-        """Return the score of a rollout with its bad end, and with what its turns and its length count for."""
+        """Return the score of a rollout with its exit, the rewards of its turns, and in training the length penalty."""
         if rollout.exit:
             score = replace(score, exit=rollout.exit)
         credit = sum(sum(segment.rewards) for segment in rollout.segments)
         if credit:
             score = replace(score, reward=score.reward + credit, parts={**score.parts, "turns": credit})
-        # What training takes off says nothing of how good an answer is: evaluation does without.
+        # Evaluation has no length penalty, which does not measure quality.
         return self._without_overlong(score, rollout.drawn) if trains else score
 
     def _warn(self, score: Score) -> None:
@@ -220,7 +219,7 @@ class RewardWorker(ComparingWorker):
             )
 
     def _without_overlong(self, score: Score, length: int) -> Score:
-        """Return a score less the punishment of an answer near its limit."""
+        """Return a score minus the penalty of an answer near its length limit."""
         margin = self._config.reward.overlong_margin
         if not margin:
             return score

@@ -1,4 +1,4 @@
-"""Workers that answer prompts: each holds an engine, loads its weights and offloads it."""
+"""Workers that hold an engine, load its weights and offload it, and that answer prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 
 class EngineWorker(ComparingWorker):
-    """Generates with an engine whose weights come from the actors."""
+    """A worker with an engine whose weights come from the actors."""
 
     config_section = "rollout"
 
@@ -39,7 +39,7 @@ class EngineWorker(ComparingWorker):
     def init_worker(self, layout: LanguageLayout) -> None:
         """Start the engine; its weights arrive with the first `sync_model_from_actor`."""
         config = self._config
-        torch.set_num_threads(config.rollout.threads)
+        torch.set_num_threads(config.actor.threads)
         self._layout = layout
         self._tokenizer = make_tokenizer(config.actor)
         self._stops = stop_token_ids(self._tokenizer, config.actor.model.model_path)
@@ -58,7 +58,7 @@ class EngineWorker(ComparingWorker):
         """Load the weights that the actor sends, and return their version.
 
         Raises:
-            RLinfError: the loaded weights differ from those that were sent.
+            RLinfError: the loaded weights differ from the sent ones.
         """
         self._wake()
         update = self._receive().wait()
@@ -79,7 +79,7 @@ class EngineWorker(ComparingWorker):
     def offload(self, weights_follow: bool) -> None:
         """Release accelerator memory until the next call: all of it if new weights arrive before the next answers.
 
-        With a LoRA adapter nothing but the adapter comes, and the weights stay.
+        With a LoRA adapter, only the adapter arrives, so the weights stay.
         """
         whole = weights_follow and self._config.actor.model.adapter() is None
         self._engine.sleep(2 if whole else 1)
@@ -97,7 +97,7 @@ class EngineWorker(ComparingWorker):
 
 
 class LanguageRolloutWorker(EngineWorker):
-    """Answers prompts by an engine, each several times, and hands the answers to the reward workers."""
+    """A worker that answers each prompt several times, and hands the answers to the reward workers."""
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Start the engine, whose weights arrive with the first `sync_model_from_actor`, and load the problems."""
@@ -137,7 +137,7 @@ class LanguageRolloutWorker(EngineWorker):
         self._answering.load(update)
 
     def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:
-        """Answer those of the prompts that are this worker's, and return when all of them are answered."""
+        """Answer this worker's prompts, and return when all are answered."""
         self._wake()
         answering = self._answering
         began, before = time.perf_counter(), answering.drawn
@@ -146,26 +146,26 @@ class LanguageRolloutWorker(EngineWorker):
         return GenerationReport(answering.drawn - before, time.perf_counter() - began)
 
     def try_alone(self, prompt: Prompt) -> None:
-        """Answer a prompt for nobody, to see whether this process lives."""
+        """Answer a prompt and discard the result, to test whether this process survives."""
         self._wake()
         self._answering.try_alone(prompt._replace(worker=self._rank, version=0, begun=False))
 
     def put_again(self, slots: tuple[int, ...]) -> tuple[int, ...]:
-        """Hand those answers of the present step to the reward workers again that are in these slots.
+        """Send the answers of the current step in these slots to the reward workers again.
 
         Returns:
-            The slots that this worker has answered.
+            The slots that this worker had answered.
         """
         return self._outlet.put_again(slots)
 
     def generate_forever(self) -> None:
-        """Answer prompts as the runner sends them, and load weights as the actor does, until the runner ends it."""
+        """Answer prompts from the runner, and load weights from the actor, until the runner ends the stream."""
         self._outlet.streams = True
         self._answering.answer_forever(Inbox(self._answers, orders_key(self._rank)), self._receive, self._keep)
         self._outlet.streams = False
 
     def _keep(self, report: UnfinishedReport) -> None:
-        """Hand the unfinished answers to the actors, for a checkpoint."""
+        """Send unfinished answers to the actors, for a checkpoint."""
         self._scored.put(report, key=UNFINISHED)
 
     def _restore_unfinished(self, position: int) -> UnfinishedGroup:

@@ -1,7 +1,7 @@
-"""Exchange of batches between actors and the groups that evaluate their tokens: critic and reference.
+"""Exchange of batches between actors and the groups that evaluate tokens: critic, reference and teacher.
 
-Each actor deals its answers to the ranks of the other group so that tokens are alike, and gets a value of each answer
-token back. Messages between two workers keep their order.
+Each actor distributes its answers over the ranks of the other group, balanced by tokens, and gets a value of each
+answer token back. Messages between two workers keep their order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rlinf_core import Worker
 
 
 class EvaluationClient:
-    """The actor's side of an evaluation of tokens.
+    """The actor's side of the exchange.
 
     Args:
         worker: the actor.
-        group_name: the name of the group of the workers that evaluate.
-        size: the number of those workers.
+        group_name: the name of the evaluating group.
+        size: the number of its workers.
     """
 
     def __init__(self, worker: Worker, group_name: str, size: int) -> None:
@@ -32,7 +32,7 @@ class EvaluationClient:
         self._lengths = torch.empty(0, dtype=torch.int64)
 
     def send(self, batch: RolloutBatch) -> None:
-        """Deal whole groups of a batch to the workers."""
+        """Distribute complete groups of a batch over the workers."""
         self._rows = [torch.tensor(rows, dtype=torch.int64) for rows in shares(batch, len(self._peers))]
         self._lengths = batch.answer_lengths
         for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
@@ -56,12 +56,12 @@ class EvaluationClient:
 
 
 class EvaluationServer:
-    """The side of a worker that evaluates.
+    """An evaluating worker's side of the exchange.
 
     Args:
         worker: the worker.
-        group_name: the name of the group of the actors.
-        size: the number of those workers.
+        group_name: the name of the actors' group.
+        size: the number of actors.
     """
 
     def __init__(self, worker: Worker, group_name: str, size: int) -> None:
@@ -86,7 +86,7 @@ class EvaluationServer:
 
 
 def shares(batch: RolloutBatch, parts: int) -> Sequence[list[int]]:
-    """Return the answers of each of several workers: whole groups, with similar token counts."""
+    """Return the answers for each of several workers: complete groups, with similar token counts."""
     groups, lengths = whole_groups(batch), integers(batch.lengths)
     dealt = balanced([sum(lengths[row] for row in group) for group in groups], parts)
     return [[row for index in part for row in groups[index]] for part in dealt]

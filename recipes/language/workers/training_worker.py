@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TrainingWorker(ComparingWorker):
-    """Trains a model, which all ranks of its group share as `actor.fsdp_config` says."""
+    """A worker that trains a model, shared by the ranks of its group as `actor.fsdp_config` says."""
 
     _state: TrainingState
 
@@ -40,12 +40,12 @@ class TrainingWorker(ComparingWorker):
         return policy
 
     def _offload(self) -> None:
-        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
+        """Free the accelerator for other components, if `actor.enable_offload` is set."""
         if self._config.actor.enable_offload:
             self._state.offload()
 
     def _begin_step(self, step: int, last_step: int | None) -> float:
-        """Take what a step needs onto the accelerator, and return its learning rate."""
+        """Move the training state onto the accelerator, and return the learning rate of a step."""
         self._state.onload()
         return self._state.apply_settings(step, last_step)
 
@@ -58,7 +58,7 @@ class TrainingWorker(ComparingWorker):
         return figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip")
 
     def save_checkpoint(self, folder: str) -> None:
-        """Write weights and optimizer into a folder that every rank sees; together."""
+        """Write weights and optimizer into a folder that every rank sees. Collective: all ranks call it."""
         self._state.save(folder)
 
     def load_checkpoint(self, folder: str) -> int:

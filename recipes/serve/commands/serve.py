@@ -12,8 +12,8 @@ from rlinf_cli.command import Result, arg, command
 
 
 @command(
-    "rlinf serve serve_laptop",
-    "rlinf serve serve_laptop server.port=8700 server.tenants=[ann,ben]",
+    "rlinf serve serve/sums-laptop",
+    "rlinf serve serve/sums-laptop server.port=8700 server.tenants=[ann,ben]",
     heading="Policies",
     excludes={"--no-wait": "--share"},
 )
@@ -26,9 +26,9 @@ def app(
 ) -> Result | int:
     """Serve training and sampling to clients of the Tinker SDK.
 
-    FILE is a path or the name of a shipped config of `recipe: serve`, such as serve_laptop; KEY=VALUE replaces a value
-    of it, as in `server.port=8700`. The command prints the two environment variables that a client needs, and listens
-    on loopback. Ctrl-C ends the service.
+    FILE is a path or the name of a shipped config of `recipe: serve`, such as serve/sums-laptop; KEY=VALUE replaces a
+    value of it, as in `server.port=8700`. The command prints the two environment variables that a client needs, and
+    listens on loopback. Ctrl-C ends the service.
     """
     from rlinf_cli.job.job_file import load
     from rlinf_cli.run.starting import chosen, start

@@ -1,4 +1,4 @@
-"""The routes of the Tinker SDK that are served, and their answers."""
+"""The routes of the Tinker SDK that the service supports."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ LOGGER: Final = logging.getLogger("rlinf")
 
 _PROTOBUF: Final = "application/x-protobuf"
 _CLIENT_GONE: Final = 499
-# Bytes of a body without a prompt and without data.
+# The maximum bytes of a body without a prompt or data.
 _LARGEST_FIELDS: Final = 1 << 20
-# Seconds that a request for a result is held, before the client asks again.
+# Seconds to hold a request for a result before the client must ask again.
 HOLD_SECONDS: Final = 20.0
-# Versions of the SDK whose messages were tried.
+# The tested versions of the SDK.
 TRIED: Final = "0.38."
 _FLAGS: Final = {
     "pjwt_auth_enabled": False,
     "proto_compress_fwdbwd": False,
     "parallel_fwdbwd_chunks": True,
-    # Each holds its own connection.
+    # Each concurrent request has a connection.
     "sample_max_concurrent_requests": 128,
 }
 
@@ -56,11 +56,11 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class SdkRoutes:
-    """Answers requests.
+    """The handlers of requests.
 
     Args:
         state: the state of the service.
-        keys: the keys of its tenants.
+        keys: the keys of the tenants.
     """
 
     def __init__(self, state: ServiceState, keys: Keys) -> None:
@@ -70,10 +70,10 @@ class SdkRoutes:
         self._sampling = SamplingRequests(state)
 
     def resume(self) -> int:
-        """Take up the sessions of earlier starts, and return how many there are.
+        """Resume the sessions of earlier starts, and return their number.
 
         Raises:
-            RunError: they cannot be read.
+            RunError: the sessions cannot be read.
         """
         return resume_sessions(self._state, self._training, self._sampling)
 
@@ -106,7 +106,7 @@ class SdkRoutes:
         posts = {
             path: self._posting(
                 lambda tenant, fields, act=act: act(tenant, fields).answer,
-                # A prompt is long; the fields of others are kept until their turn.
+                # Only prompts may be large, as the fields of other requests are kept until their turn.
                 LARGEST_BODY if path == "asample" else _LARGEST_FIELDS,
             )
             for path, act in promised.items()
@@ -131,13 +131,13 @@ class SdkRoutes:
             },
         )
 
-    # Ways to answer
+    # Handlers
 
     def _tenant(self, request: Request) -> str:
-        """Return who asks.
+        """Return the tenant of a request.
 
         Raises:
-            RequestError: nobody, or with a body that is too large or compressed.
+            RequestError: the key is unknown, or the body is too large or compressed.
         """
         tenant = self._keys.tenant(request.headers.get("x-api-key", ""))
         prove(request, tenant)
@@ -183,7 +183,7 @@ class SdkRoutes:
         return JSONResponse(outcome.content)
 
     async def _telemetry(self, request: Request) -> Response:
-        """Accept what the SDK reports, and keep nothing: the API key can be in it."""
+        """Accept telemetry of the SDK and discard it, as it may contain the API key."""
         self._tenant(request)
         await read_body(request)
         return JSONResponse({"status": "accepted"})
@@ -215,7 +215,7 @@ class SdkRoutes:
         self._state.sampler_turns.cancel({promise.request_id})
         return {}
 
-    # What there is
+    # Queries
 
     def _capabilities(self) -> dict[str, Any]:
         limits = self._state.limits
@@ -253,7 +253,7 @@ class SdkRoutes:
 
 
 def _kind(settings: AdapterSettings | None) -> dict[str, Any]:
-    """Return a model's kind as clients see it."""
+    """Return the fields of a model's kind for clients."""
     return {
         "is_lora": settings is None or settings.rank > 0,
         "lora_rank": (settings.rank or None) if settings else None,

@@ -1,1 +1,1 @@
-"""The state of the service: tenants, sessions, models and samplers, requests in their order, and turns of workers."""
+"""The state of the service: tenants, sessions, models, samplers, ordered requests, and turns of workers."""

@@ -1,4 +1,4 @@
-"""Promises of results. Requests and outcomes are written down before anybody is told."""
+"""Promises of results. Requests and outcomes are stored before a client is told."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.state_file import DROPPED, StateFile
 
-# Results are kept for clients whose answer was lost. Beyond these bounds those make room that were fetched a while ago,
-# or never.
+# Results are kept for clients that lost the response. Beyond these bounds, results are dropped a while after they were
+# fetched, or after a longer while if they never were.
 _KEPT: Final = 2000
 _KEPT_BYTES: Final = 256 << 20
-# Beyond that many times these bounds, the oldest of the tenant with the most make room in any case.
+# Beyond this multiple of the bounds, the oldest results of the tenant with the most are dropped in any case.
 _FOR_NOW: Final = 4
 _FETCHED_SECONDS: Final = 60.0
 _UNFETCHED_SECONDS: Final = 600.0
@@ -32,7 +32,7 @@ class RequestResult(NamedTuple):
 
 
 class RequestFailure(NamedTuple):
-    """Why there is no result, and whose fault that is."""
+    """The reason why there is no result, and whether user or server is at fault."""
 
     message: str
     category: Literal["user", "server"] = "user"
@@ -45,9 +45,9 @@ class RequestKey(NamedTuple):
     """The name of a request.
 
     Attributes:
-        kind: whether it begins a model, is sent to one, or to a sampler.
-        owner: the id of that model or sampler.
-        number: its number among those of the owner; 0 for the one that begins a model.
+        kind: `model` creates a model, `request` is sent to a model, `sample` to a sampler.
+        owner: the id of the model or sampler.
+        number: the number among the owner's requests; 0 for the one that creates a model.
     """
 
     kind: Literal["model", "request", "sample"]
@@ -59,12 +59,12 @@ class Promise:
     """The result of a request that is answered later.
 
     Attributes:
-        request_id: the id by which the client asks for it.
-        tenant: the tenant that owns it.
-        session_id: the id of the session that asked.
-        answer: what the client was answered at first.
-        outcome: None as long as it does not exist.
-        size: bytes of the request that are in memory until it is done.
+        request_id: the id by which the client asks for the result.
+        tenant: the tenant that owns the promise.
+        session_id: the id of the session of the request.
+        answer: the immediate response to the request.
+        outcome: the outcome; None until it exists.
+        size: the bytes of the request, in memory until it is done.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Promise:
         self._done = asyncio.Event()
 
     def settle(self, outcome: Outcome) -> None:
-        """Set the outcome, once it is written down; the first one stays.
+        """Store and set the outcome; the first one stays.
 
         Raises:
-            RunError: it cannot be written down.
+            RunError: the state file cannot be written.
         """
         if self.outcome is None:
             if self._ledger is not None:
@@ -99,7 +99,7 @@ class Promise:
             self._done.set()
 
     async def wait(self, seconds: float) -> Outcome | None:
-        """Return the outcome; None where it does not exist in time."""
+        """Wait for the outcome; return None if it does not exist in time."""
         if self.outcome is None:
             try:
                 await asyncio.wait_for(self._done.wait(), seconds)
@@ -114,11 +114,11 @@ class StoredRequest(NamedTuple):
     """A request of an earlier start.
 
     Attributes:
-        promise: its promise, with the outcome where it has one.
-        key: its name.
-        route: the route that it came by.
+        promise: the promise of the request, with the outcome if there is one.
+        key: the name of the request.
+        route: the route of the request.
         fields: the fields of the request.
-        body: what is not JSON.
+        body: the part of the request that is not JSON.
     """
 
     promise: Promise
@@ -129,14 +129,14 @@ class StoredRequest(NamedTuple):
 
 
 class Ledger:
-    """All requests by their ids, and by their names, so that one that is sent again is the same.
+    """All requests by id, and by name, so that a request that is sent again is recognized.
 
     Args:
-        file: the file that they are written to.
-        boot: the id of this start of the server; part of every id.
+        file: the file of the requests.
+        boot: the id of this start of the server, a part of every id.
 
     Attributes:
-        resumed: the promise of a request of an earlier start, while it is taken again: the next promise is this one.
+        resumed: the promise of a request of an earlier start while it is repeated, which `promise` returns next.
 
     Raises:
         RunError: the file cannot be read.
@@ -148,19 +148,19 @@ class Ledger:
         self.resumed: Promise | None = None
         self._open: dict[str, Promise] = {}
         self._fetched: dict[str, float] = {}
-        # Results and their bytes, by tenant.
+        # The numbers and bytes of results, by tenant.
         self._counts, self._bytes = Counter[str](), Counter[str]()
         self._count()
 
     def earlier(self, key: RequestKey, digest: bytes) -> Promise | None:
-        """Return the promise of the same request, which is sent again; None: it is new.
+        """Return the promise of a request that was sent before; None: it is new.
 
         Args:
-            key: names the request.
-            digest: the digest of its content.
+            key: the name of the request.
+            digest: the digest of the request's content.
 
         Raises:
-            RequestError: another request had this name, or its result was dropped.
+            RequestError: another request had this name, or the result was dropped.
         """
         query = "SELECT request, digest, state FROM requests WHERE kind = ? AND owner = ? AND number = ?"
         rows = self.file.rows(query, *key) if self.resumed is None else ()
@@ -187,19 +187,19 @@ class Ledger:
         body: bytes = b"",
         answer: dict[str, Any] | None = None,
     ) -> Promise:
-        """Return a new promise, once its request is written down; or that of the request that is taken again.
+        """Store a request and return its promise; return `resumed` if set.
 
         Args:
-            tenant: who asks.
-            session_id: the id of the session that it belongs to.
+            tenant: the tenant of the request.
+            session_id: the id of the request's session.
             key, digest: see `earlier`.
-            route: the route that the request came by.
-            fields: its fields.
-            body: what is not JSON.
-            answer: what the client is answered at first, besides the id.
+            route: the route of the request.
+            fields: the fields of the request.
+            body: the part of the request that is not JSON.
+            answer: the immediate response, besides the id.
 
         Raises:
-            RunError: it cannot be written down.
+            RunError: the state file cannot be written.
         """
         resumed, self.resumed = self.resumed, None
         if resumed is not None:
@@ -219,11 +219,11 @@ class Ledger:
         return made
 
     def requests(self, session_id: str) -> Iterator[StoredRequest]:
-        """Yield the requests of a session of an earlier start, in the order in which they came.
+        """Yield the requests of a session of an earlier start, in order of arrival.
 
         Raises:
-            RunError: they cannot be read.
-            ValueError: one is damaged.
+            RunError: the requests cannot be read.
+            ValueError: a request is damaged.
         """
         query = "SELECT request FROM requests WHERE session = ? ORDER BY place"
         for (request_id,) in self.file.rows(query, session_id):
@@ -246,11 +246,11 @@ class Ledger:
         """Return the promise with an id.
 
         Raises:
-            RequestError: the tenant has none of that id, or none any more.
+            RequestError: the tenant has no such promise, or its result was dropped.
         """
         made = self._open.get(request_id)
         if made is None and request_id.isascii():
-            # Another tenant's is answered as one that never was.
+            # Another tenant's request is treated as nonexistent.
             query = "SELECT request FROM requests WHERE request = ? AND tenant = ? AND drop_after IS NOT NULL"
             made = next((self._stored(name).promise for (name,) in self.file.rows(query, request_id, tenant)), None)
         if made is None or made.tenant != tenant:
@@ -263,7 +263,7 @@ class Ledger:
             self._open[request_id].settle(RequestFailure(why))
 
     def pending(self, tenant: str) -> tuple[int, int]:
-        """Return how many promises of a tenant are open, and the bytes of their requests."""
+        """Return the number of open promises of a tenant, and the bytes of their requests."""
         sizes = [made.size for made in self._open.values() if made.tenant == tenant]
         return len(sizes), sum(sizes)
 
@@ -274,10 +274,10 @@ class Ledger:
     # Results
 
     def keep(self, promise: Promise, outcome: Outcome) -> None:
-        """Write the outcome of an open promise down, and drop old ones.
+        """Store the outcome of an open promise, and drop old results.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the outcome cannot be stored.
         """
         state, written = _written(outcome)
         drop_after, fetched = time.time() + _UNFETCHED_SECONDS, list(self._fetched.items())
@@ -297,7 +297,7 @@ class Ledger:
         self._make_room()
 
     def fetched(self, request_id: str) -> None:
-        """Note that a client asked for a result and found it; written down with the next one."""
+        """Record that a client fetched a result; stored with the next outcome."""
         self._fetched.setdefault(request_id, time.time() + _FETCHED_SECONDS)
 
     def _make_room(self) -> None:
@@ -306,12 +306,12 @@ class Ledger:
         while self._is_beyond(_FOR_NOW):
             amounts = self._bytes if self._bytes.total() > _FOR_NOW * _KEPT_BYTES else self._counts
             if not self._drop_oldest("tenant = ?", amounts.most_common(1)[0][0]):
-                # The file has fewer than were counted.
+                # The file has fewer results than were counted.
                 self._count()
                 return
 
     def _count(self) -> None:
-        """Count the results that the file has."""
+        """Count the results in the file."""
         self._counts.clear()
         self._bytes.clear()
         query = "SELECT tenant, count(*), sum(size) FROM requests WHERE drop_after IS NOT NULL GROUP BY tenant"
@@ -322,7 +322,7 @@ class Ledger:
         return self._counts.total() > times * _KEPT or self._bytes.total() > times * _KEPT_BYTES
 
     def _drop_oldest(self, condition: str, value: Any) -> bool:
-        """Drop the first droppable result that meets a condition; return whether there is one."""
+        """Drop the result that meets a condition and expires first; return whether there was one."""
         rows = self.file.rows(
             f"SELECT request, tenant, size FROM requests WHERE drop_after IS NOT NULL AND {condition}"
             " ORDER BY drop_after, place LIMIT 1",
@@ -330,7 +330,7 @@ class Ledger:
         )
         for request_id, tenant, size in rows:
             with self.file.writing() as database:
-                # A later start does requests of a model again that came after its point.
+                # Keep requests after a model's point, which a later start repeats.
                 database.execute(
                     "DELETE FROM requests WHERE request = ? AND (kind = 'sample'"
                     " OR session NOT IN (SELECT session FROM sessions)"
@@ -352,12 +352,12 @@ def digest_of(fields: Mapping[str, Any]) -> bytes:
 
 
 def gone(message: str) -> RequestError:
-    """Return the error of something that was there and is no more."""
+    """Return the error for something that no longer exists."""
     return RequestError(HTTPStatus.GONE, message)
 
 
 def _written(outcome: Outcome) -> tuple[str, bytes]:
-    """Return the state of a settled request, and what is written down of its outcome."""
+    """Return the state of a settled request, and its outcome as stored."""
     if isinstance(outcome, RequestFailure):
         return "failed", json.dumps(outcome).encode()
     if isinstance(outcome.content, bytes):
@@ -366,10 +366,10 @@ def _written(outcome: Outcome) -> tuple[str, bytes]:
 
 
 def _outcome_of(state: str, written: bytes) -> Outcome | None:
-    """Return the outcome of `_written`; None: there is none yet.
+    """Return the outcome that `_written` encoded; None: there is none yet.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the outcome is damaged.
     """
     match state:
         case "open":

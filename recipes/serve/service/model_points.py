@@ -1,4 +1,4 @@
-"""Points from which a later start of the server continues with a model: its weights and optimizer after a request."""
+"""Points from which a later start of the server continues a model: weights and optimizer after a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelPoint(NamedTuple):
     """The state of a model after one of its requests.
 
     Attributes:
-        seq_id: number of the request; 0: the one that began the model.
+        seq_id: the number of the request; 0: the one that created the model.
         folder: the folder of weights and optimizer.
         settings: the settings of the adapter.
     """
@@ -30,13 +30,13 @@ class ModelPoint(NamedTuple):
 
 
 class ModelPoints:
-    """Saves models for later starts.
+    """A writer of models' points for later starts.
 
     Args:
-        file: the file that points are written to.
+        file: the file that records points.
         actor: the workers that train.
         turns: the turns of the actor.
-        interval: optimizer steps of a model between two points.
+        interval: the number of a model's optimizer steps between two points.
     """
 
     def __init__(self, file: StateFile, actor: Any, turns: ActorTurns, interval: int) -> None:
@@ -46,7 +46,7 @@ class ModelPoints:
         self._interval = interval
 
     def stepped(self, model: ServedModel, seq_id: int) -> None:
-        """Count an optimizer step, after which a model has no gradients."""
+        """Count an optimizer step, after which a model has no gradients, and save the model if due."""
         model.steps += 1
         if model.steps >= self._interval:
             self.save_soon(model, seq_id)
@@ -57,7 +57,7 @@ class ModelPoints:
         self._turns.add_chore(lambda: self._save(model, seq_id))
 
     def save_idle(self, model: ServedModel) -> None:
-        """Save a model that has no gradients, so that the requests before need not be kept."""
+        """Save a model if it has no gradients, so that its earlier requests need not be kept."""
 
         async def act() -> None:
             if not model.unstepped and not model.failed and model.saved < model.done:

@@ -1,10 +1,10 @@
-"""Fields of requests, and the numbers in them: what may reach the workers."""
+"""Validation of the fields of requests before they reach the workers."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
-from recipes.serve.values import LOSS_INPUTS, AdamSettings, AdapterSettings, Datum, ServedFacts
+from recipes.serve.values import HIGH, LOSS_INPUTS, LOW, AdamSettings, AdapterSettings, Datum, ServedFacts
 
 _SERVED: Final = ", ".join(LOSS_INPUTS)
 _LARGEST: Final = 2**31 - 1
@@ -27,7 +27,7 @@ _ADAM: Final = {
 
 
 def invalid(message: str) -> RequestError:
-    """Return the error of a request that cannot be served as it is."""
+    """Return the error for an invalid request."""
     return RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
 
 
@@ -35,7 +35,7 @@ def whole(fields: Mapping[str, Any], name: str, least: int, most: int, default: 
     """Return an integer of a request.
 
     Raises:
-        RequestError: it is not an integer, or out of bounds.
+        RequestError: the field is not an integer, or out of bounds.
     """
     value = fields.get(name)
     value = default if value is None else value
@@ -48,9 +48,10 @@ def number(fields: Mapping[str, Any], name: str, default: float, least: float = 
     """Return a finite number of a request.
 
     Raises:
-        RequestError: it is not a finite number, or too small.
+        RequestError: the field is not a finite number, or too small.
     """
-    value = fields.get(name, default)
+    value = fields.get(name)
+    value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
         bound = "" if least == -math.inf else f" from {least:g}"
         raise invalid(f"`{name}` must be a finite number{bound}, not {_shown(value)}")
@@ -61,7 +62,7 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """Return a field that is true or false.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: the field is neither.
     """
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
@@ -69,29 +70,38 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
     return default if value is None else value
 
 
-def mapping(value: Any, name: str) -> dict[str, Any]:
+def mapping(value: Any, name: str, known: Collection[str] | None = None) -> dict[str, Any]:
     """Return an object of a request.
 
+    Args:
+        value: the value.
+        name: the name of the field.
+        known: the keys that the object may have; None: any.
+
     Raises:
-        RequestError: it is not an object.
+        RequestError: the value is not an object, or has an unknown key that is not null.
     """
     if not isinstance(value, dict):
         raise invalid(f"`{name}` must be an object")
-    return cast("dict[str, Any]", value)
+    fields = cast("dict[str, Any]", value)
+    for key in fields:
+        if known is not None and key not in known and fields[key] is not None:
+            raise invalid(f"`{name}` has `{_shown(key)}`, which is not read here: it may have {', '.join(known)}")
+    return fields
 
 
 def model_settings(fields: Mapping[str, Any], limits: ServerConfig, facts: ServedFacts, tenant: str) -> AdapterSettings:
     """Return the settings of a new model of a tenant.
 
-    The SDK asks for adapters only; the tenant of `server.full_weights` gets all weights, and no rank.
+    The SDK only asks for adapters; the tenant of `server.full_weights` trains all weights, without a rank.
 
     Raises:
-        RequestError: they make no sense, or ask for what the tenant does not get.
+        RequestError: the settings are invalid, or not allowed for the tenant.
     """
     full = tenant == limits.full_weights
     if not full and fields.get("lora_config") is None:
         raise invalid("only adapters are trained for this tenant: pass `lora_config` with a rank")
-    lora = mapping(fields.get("lora_config") or {}, "lora_config")
+    lora = mapping(fields.get("lora_config") or {}, "lora_config", AdapterSettings._fields)
     trained = {name: flag(lora, name, default=True) for name in ("train_attn", "train_mlp", "train_unembed")}
     if full and not all(trained.values()):
         raise invalid("all weights are trained for this tenant (`server.full_weights`): leave `train_...` out")
@@ -112,11 +122,11 @@ def adam(fields: Mapping[str, Any]) -> AdamSettings:
     """Return the settings of an optimizer step.
 
     Raises:
-        RequestError: they are another optimizer's, or make no sense.
+        RequestError: the settings are of another optimizer, or invalid.
     """
     if fields.get("adam_params") is None:
         raise invalid("only the optimizer adamw is served: pass AdamParams")
-    given_fields = mapping(fields["adam_params"], "adam_params")
+    given_fields = mapping(fields["adam_params"], "adam_params", _ADAM)
     values = {name: number(given_fields, name, default, 0.0) for name, default in _ADAM.items()}
     for name in ("beta1", "beta2"):
         if values[name] >= 1:
@@ -125,10 +135,10 @@ def adam(fields: Mapping[str, Any]) -> AdamSettings:
 
 
 def loss_settings(loss: str, written: Mapping[str, float | str]) -> dict[str, float]:
-    """Return the numbers of a loss, with its defaults.
+    """Return the settings of a loss, with defaults.
 
     Raises:
-        RequestError: the loss is not served, or has no such number.
+        RequestError: the loss is not supported, or lacks such a setting, or a value is not a finite number.
     """
     kind = LOSS_INPUTS.get(loss)
     if kind is None:
@@ -139,14 +149,17 @@ def loss_settings(loss: str, written: Mapping[str, float | str]) -> dict[str, fl
             raise invalid(f"`{_shown(name)}` is not a setting of the loss {loss}: {has}")
         if isinstance(value, str) or not math.isfinite(value):
             raise invalid(f"`{name}` of the loss {loss} must be a finite number")
-    return {**kind.settings, **cast("Mapping[str, float]", written)}
+    settings = {**kind.settings, **cast("Mapping[str, float]", written)}
+    if settings.get(LOW, 0.0) > settings.get(HIGH, math.inf):
+        raise invalid(f"`{LOW}` is {settings[LOW]:g}, above `{HIGH}` {settings[HIGH]:g}: they bound the ratio")
+    return settings
 
 
 def check_data(data: Sequence[Datum], loss: str, vocabulary: int, longest: int) -> None:
     """Check that workers can learn from data.
 
     Raises:
-        RequestError: naming the datum.
+        RequestError: a datum, which the message names, is invalid, or there is none.
     """
     if not data:
         raise invalid("there is no datum to learn from")
@@ -181,7 +194,7 @@ def check_tokens(tokens: Any, vocabulary: int, where: str) -> None:
     """Check token ids.
 
     Raises:
-        RequestError: there are none, or one that the model does not have.
+        RequestError: there are no ids, or one is not in the vocabulary.
     """
     if not len(tokens):
         raise invalid(f"{where}: there is none")
@@ -195,7 +208,7 @@ def prompt_tokens(prompt: Any) -> tuple[int, ...]:
     """Return the token ids of a prompt.
 
     Raises:
-        RequestError: it has something else than text tokens.
+        RequestError: the prompt has anything but text tokens.
     """
     chunks = mapping(prompt, "prompt").get("chunks")
     if not isinstance(chunks, list):
@@ -216,12 +229,12 @@ def stops(value: Any, own: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[str,
     """Return the tokens and the texts that end an answer.
 
     Args:
-        value: None for what the model ends by; a text, texts, or token ids, which alone end it then; an empty list:
-            nothing does.
-        own: tokens that the model ends by.
+        value: None for the model's stop tokens; or a text, texts, or token ids, which replace these; an empty list:
+            nothing ends the answer.
+        own: the model's stop tokens.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: the value is anything else.
     """
     if value is None:
         return own, ()

@@ -1,7 +1,7 @@
-"""Sessions of earlier starts: their models, samplers and requests continue as if the server had not ended.
+"""Resumption of sessions: models, samplers and requests of earlier starts continue as if the server had not ended.
 
-A model is restored as it was at its last point, and the requests after it are done again. They compute what they
-computed before, so that no step is lost and none is taken twice; outcomes that were sent to clients stay as they are.
+A model is restored at its last point, and later requests are repeated. They compute the same results, so that no step
+is lost or taken twice; outcomes already sent to clients stay unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LOGGER: Final = logging.getLogger("rlinf")
 
 
 def resume_sessions(state: ServiceState, training: TrainingRequests, sampling: SamplingRequests) -> int:
-    """Take up all sessions of a service, and return how many there are.
+    """Resume all sessions of a service, and return their number.
 
     Raises:
-        RunError: they cannot be read.
+        RunError: the sessions cannot be read.
     """
     count = 0
     for session_id, tenant in state.file.sessions():
@@ -47,10 +47,10 @@ def resume_sessions(state: ServiceState, training: TrainingRequests, sampling: S
 def _resume(
     state: ServiceState, training: TrainingRequests, sampling: SamplingRequests, session: ClientSession
 ) -> None:
-    """Take up samplers, then requests in the order in which they came.
+    """Resume the samplers of a session, then its requests in order of arrival.
 
     Raises:
-        KeyError, TypeError, ValueError: what was written down is not of the form that the server writes.
+        KeyError, TypeError, ValueError: the stored data are damaged.
         OSError: the files of a point are damaged.
     """
     ledger, file, root = state.ledger, state.file, state.file.folder(session.session_id)
@@ -59,7 +59,7 @@ def _resume(
         if path is not None:
             folder = state.store.locate(session.tenant, path)
         elif folder is not None and not folder.is_dir():
-            continue  # newer ones took its place
+            continue  # replaced by newer snapshots
         session.samplers[sampler_id] = Sampler(sampler_id, session, path, folder)
     points: dict[str, ModelPoint] = {}
     for model_id, (number, name) in file.points(session.session_id).items():
@@ -83,10 +83,10 @@ def _take(
     request: StoredRequest,
     point: ModelPoint | None,
 ) -> None:
-    """Do a request again, unless nobody waits for it and its effect exists.
+    """Repeat a request, unless its outcome and effect exist.
 
     Raises:
-        RequestError: it cannot be done any more.
+        RequestError: the request can no longer be done.
     """
     (kind, model_id, number), outcome = request.key, request.promise.outcome
     if kind == "sample":

@@ -24,10 +24,11 @@ from recipes.serve.values import Drawing, request_of
 
 _LARGEST: Final = 2**31 - 1
 _MOST_SAMPLERS: Final = 4096
-# Of one result.
+# The maximum numbers of one result.
 _MOST_NUMBERS: Final = 1 << 22
 _SEEDS: Final = 2**63 - 1
-# Fields that ask for something that does not exist, and what to use.
+_PARAMS: Final = ("max_tokens", "seed", "stop", "temperature", "top_k", "top_p")
+# Unsupported fields, and what to use instead.
 _NOT_SERVED: Final = {
     "target_prompt_logprobs": "forward() of a TrainingClient gives log-probabilities of any targets",
     "prompt_alt_tokens_k": "sample with max_tokens=1 from each prefix",
@@ -46,13 +47,13 @@ class SamplingRequests:
         self._state = state
 
     def create(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return a sampler of saved weights, or of the model as it is."""
+        """Create a sampler from saved weights, or from the base model."""
         session = self._state.tenants.session(tenant, fields.get("session_id"))
         place = whole(fields, "sampling_session_seq_id", 0, _LARGEST)
         path, folder = fields.get("model_path"), None
         if path is not None:
             folder = self._state.store.find(tenant, path).folder
-            # Others may be overwritten, and a sampler keeps its weights.
+            # Other saved weights may be overwritten, but those of a sampler must not change.
             if folder.parent.name != "sampler_weights":
                 raise invalid(f"`{path}` is to be trained on: sample from what save_weights_for_sampler has saved")
         if path is None or fields.get("base_model") is not None:
@@ -78,10 +79,14 @@ class SamplingRequests:
         }
 
     def sample(self, tenant: str, fields: dict[str, Any]) -> Promise:
-        """Have answers to a prompt drawn."""
+        """Submit a prompt for sampling, and return the promise of the answers."""
         if fields.get("sampling_session_id") is None:
             raise invalid("`sampling_session_id` is missing: create a SamplingClient")
         sampler = self._state.tenants.sampler(tenant, fields["sampling_session_id"])
+        if fields.get("model_path") not in (None, sampler.path):
+            raise invalid("`model_path` is not that of the sampler: leave it out")
+        if fields.get("base_model") is not None:
+            self._state.check_base_model(fields["base_model"])
         key, digest = RequestKey("sample", sampler.sampler_id, whole(fields, "seq_id", 0, _SEEDS)), digest_of(fields)
         sampler.used = time.monotonic()
         earlier = self._state.ledger.earlier(key, digest)
@@ -102,10 +107,10 @@ class SamplingRequests:
         return promise
 
     def resume(self, session: ClientSession, request: StoredRequest) -> None:
-        """Take a request of an earlier start again: the same answers are drawn.
+        """Repeat a request of an earlier start, which samples the same answers.
 
         Raises:
-            RequestError: its sampler is gone.
+            RequestError: the sampler no longer exists.
         """
         sampler = self._state.tenants.sampler(session.tenant, request.key.owner)
         fields, promise = request.fields, request.promise
@@ -120,7 +125,7 @@ class SamplingRequests:
         check_tokens(prompt, self._state.facts.vocabulary, "`prompt`")
         if len(prompt) >= longest:
             raise invalid(f"the prompt has {len(prompt)} tokens, and leaves no room for an answer in {longest}")
-        params = mapping(fields.get("sampling_params"), "sampling_params")
+        params = mapping(fields.get("sampling_params"), "sampling_params", _PARAMS)
         room = longest - len(prompt)
         tokens = whole(params, "max_tokens", 1, _LARGEST, room)
         if tokens > room:
@@ -133,7 +138,7 @@ class SamplingRequests:
                 f"{samples} answers of up to {tokens} tokens with {answer_top} likely ones each are more than"
                 f" {_MOST_NUMBERS} numbers: ask for fewer at once"
             )
-        # Equal requests without a seed get unlike answers.
+        # Equal requests without a seed get different answers.
         seed = whole(params, "seed", -(2**63), 2**64 - 1, secrets.randbits(62)) & _SEEDS
         stop_tokens, stop_texts = stops(params.get("stop"), self._state.facts.stops)
         drawing = Drawing(

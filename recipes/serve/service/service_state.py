@@ -22,21 +22,21 @@ from recipes.serve.values import ServedFacts
 from recipes.serve.wire.requests_and_results import sample_bytes
 from rlinf_core.runners.storage.durable import remove_tree
 
-# Those of programs that were killed last until `server.session_timeout`.
+# The maximum sessions of a tenant; sessions of killed programs last until `server.session_timeout`.
 _MOST_SESSIONS: Final = 256
-# Bytes of a model's requests that are kept to do them again, beyond which the model is saved instead.
+# The maximum bytes of a model's requests kept for repetition; beyond it, the model is saved instead.
 _MOST_BODIES: Final = 8 << 20
 
 
 class StepFigures(NamedTuple):
-    """Figures of an optimizer step."""
+    """Metrics of an optimizer step."""
 
     grad_norm: float
     learning_rate: float
 
 
 class ServiceFigures:
-    """Figures of the passes and answers since the last optimizer step of any client."""
+    """Metrics of the passes since the last optimizer step of any client."""
 
     def __init__(self) -> None:
         self._tokens = self._loss = 0.0
@@ -63,14 +63,14 @@ class ServiceState:
     """The state that all requests of the service share.
 
     Args:
-        limits: section `server` of the file.
+        limits: the section `server` of the configuration.
         facts: the facts of the model.
         actor: the workers that train.
         samplers: a view of each worker that samples.
         folder: the folder of state.
-        boot: the id of this start of the server; part of every id.
+        boot: the id of this start of the server, a part of every id.
         on_step: called with the metrics of each optimizer step.
-        tokenizer: folder of the tokenizer, for clients.
+        tokenizer: the folder of the tokenizer, for clients.
 
     Raises:
         RunError: the folder cannot be read or written.
@@ -105,16 +105,16 @@ class ServiceState:
         """Check the name of a model.
 
         Raises:
-            RequestError: it is not the one that is served.
+            RequestError: the name is not that of the served model.
         """
         if name != self.limits.model_name:
             raise invalid(f"the model `{str(name)[:100]}` is not served: base_model is `{self.limits.model_name}`")
 
     def check_pending(self, tenant: str) -> None:
-        """Check that a tenant has not too many unfinished requests.
+        """Check that a tenant does not have too many unfinished requests.
 
         Raises:
-            RequestError: it has; the client waits and asks again.
+            RequestError: the limit is exceeded; the client waits and retries.
         """
         count, size = self.ledger.pending(tenant)
         if count >= self.limits.max_pending:
@@ -131,8 +131,8 @@ class ServiceState:
         """Return a new session.
 
         Raises:
-            RunError: it cannot be written down.
-            RequestError: the tenant has too many.
+            RunError: the session cannot be stored.
+            RequestError: the tenant has too many sessions.
         """
         if self.tenants.sessions(tenant) >= _MOST_SESSIONS:
             raise wait(f"{_MOST_SESSIONS} sessions have not ended: close clients that are not used")
@@ -141,13 +141,13 @@ class ServiceState:
         return session
 
     def tidy(self, session: ClientSession) -> None:
-        """Save models of a session for later starts, if many requests are kept to do them again."""
+        """Save models of a session for later starts, if many bytes of requests are kept for repetition."""
         for model in session.models.values():
             if self.file.body_bytes(model.model_id) > _MOST_BODIES:
                 self.points.save_idle(model)
 
     def drop_snapshots(self, session: ClientSession) -> None:
-        """Remove the unnamed snapshots beyond those that may be kept, least recently used first."""
+        """Remove unnamed snapshots beyond the limit, least recently used first."""
         unnamed = [sampler for sampler in session.samplers.values() if sampler.folder and sampler.path is None]
         idle = [sampler for sampler in unnamed if not self.sampler_turns.draws_from(str(sampler.folder))]
         for sampler in sorted(idle, key=lambda one: one.used)[: max(0, len(unnamed) - self.limits.max_snapshots)]:
@@ -157,7 +157,7 @@ class ServiceState:
                 remove_tree(sampler.folder)
 
     def end_session(self, session: ClientSession, why: str) -> None:
-        """End a session: its models and samplers are removed, and its open requests fail."""
+        """End a session: remove its models and samplers, and fail its open requests."""
         self.tenants.end(session)
         self.sampler_turns.cancel(self.ledger.open_requests(session.session_id), why)
         self.ledger.end_session(session.session_id, why)
@@ -167,7 +167,7 @@ class ServiceState:
 
 
 def wait(why: str) -> RequestError:
-    """Return the error that lets a client wait, and ask again."""
+    """Return the error that makes a client wait and retry."""
     return RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{why}: try again", {"Retry-After": "1"})
 
 
@@ -181,10 +181,10 @@ _MIB: Final = 1 << 20
 
 
 class Quotas:
-    """The quotas of all tenants. Each has allowances of its own, which fill up again within a minute.
+    """The quotas of all tenants, each with separate allowances that refill within a minute.
 
     Args:
-        limits: section `server` of the file.
+        limits: the section `server` of the configuration.
         clock: the monotonic clock, in seconds.
     """
 
@@ -195,16 +195,16 @@ class Quotas:
         }
         self._stored = limits.max_stored_mib
         self._clock = clock
-        # By tenant and key: what is left, and when that was so.
+        # The remaining allowance by tenant and key, and the time of that value.
         self._left: dict[tuple[str, str], tuple[float, float]] = {}
 
     def take(self, tenant: str, tokens: int) -> None:
-        """Take a request with its tokens from the allowances of a tenant.
+        """Deduct a request and its tokens from the allowances of a tenant.
 
-        One that is larger than a whole allowance is let through once that is full.
+        A request beyond a whole allowance passes once the allowance is full.
 
         Raises:
-            RequestError: too little is left; the client waits and asks again.
+            RequestError: too little is left; the client waits and retries.
         """
         amounts = dict(zip(self._limits, (1, tokens), strict=True))
         now = self._clock()
@@ -226,7 +226,7 @@ class Quotas:
         """Check that a tenant may save weights besides those in its folder.
 
         Raises:
-            RequestError: too many bytes are there.
+            RequestError: the stored bytes reach the limit.
         """
         if self._stored is None:
             return

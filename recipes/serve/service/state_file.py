@@ -1,7 +1,7 @@
-"""The file of the service: sessions, samplers, points of models, and requests, from which a later start continues.
+"""The database of sessions, samplers, points of models, and requests, from which a later start continues.
 
-It is one SQLite file. A commit is handed to the operating system: it outlives the process. If the machine dies, the
-file stays whole, and may lack its last commits.
+It is one SQLite file. Commits survive the process; if the machine dies, the file stays consistent, but may lack the
+last commits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_core.runners.storage.durable import remove_tree
 
 REQUESTS: Final = "requests.sqlite"
 SESSIONS: Final = "sessions"
-# A model's request whose result was dropped, and which a later start does again.
+# The state of a model's request whose result was dropped, and which a later start repeats.
 DROPPED: Final = "dropped"
 _SESSION: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 _VERSION: Final = 1
@@ -59,10 +59,10 @@ CREATE INDEX IF NOT EXISTS kept ON requests (drop_after) WHERE drop_after IS NOT
 
 
 class StateFile:
-    """The file, and a folder for each session.
+    """The database, and a folder for each session.
 
     Args:
-        folder: the folder of both.
+        folder: the parent folder of both.
 
     Raises:
         RunError: the file cannot be read or written, or is of another version.
@@ -89,7 +89,7 @@ class StateFile:
             database.execute("DELETE FROM bodies WHERE request NOT IN (SELECT request FROM requests)")
         there = {session for session, _ in self.sessions()}
         for path in self._sessions.iterdir() if self._sessions.is_dir() else ():
-            # One whose end or beginning was interrupted.
+            # The session's end or beginning was interrupted.
             if _SESSION.fullmatch(path.name) and path.name not in there:
                 remove_tree(path)
 
@@ -102,10 +102,10 @@ class StateFile:
 
     @contextmanager
     def writing(self) -> Generator[sqlite3.Connection]:
-        """Commit all that is done within the block, or nothing.
+        """Commit everything within the block, or nothing.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         with self._used("written"), self._database as database:
             yield database
@@ -114,7 +114,7 @@ class StateFile:
         """Return the rows of a query.
 
         Raises:
-            RunError: they cannot be read.
+            RunError: the file cannot be read.
         """
         with self._used("read"):
             return self._database.execute(query, values).fetchall()
@@ -122,14 +122,14 @@ class StateFile:
     # Sessions
 
     def folder(self, session_id: str) -> Path:
-        """Return the folder of a session, which goes with it."""
+        """Return the folder of a session, which is removed with it."""
         return self._sessions / session_id
 
     def begin_session(self, session_id: str, tenant: str) -> None:
-        """Write a session down.
+        """Store a session.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         with self.writing() as database:
             self.folder(session_id).mkdir(parents=True, exist_ok=True)
@@ -140,10 +140,10 @@ class StateFile:
         return [(session, tenant) for session, tenant in self.rows("SELECT * FROM sessions ORDER BY session")]
 
     def end_session(self, session_id: str) -> None:
-        """Remove a session and its folder; the results of its requests are kept as those of others.
+        """Remove a session and its folder; results of its requests are kept like others.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         with self.writing() as database:
             for table in ("sessions", "samplers", "points"):
@@ -154,10 +154,10 @@ class StateFile:
         remove_tree(self.folder(session_id))
 
     def keep_sampler(self, sampler_id: str, session_id: str, path: str | None, snapshot: str | None) -> None:
-        """Record a sampler, with the path of its weights or the name of their folder in that of the session.
+        """Store a sampler, with the path of its weights, or the name of their folder in the session's folder.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         with self.writing() as database:
             values = (sampler_id, session_id, path, snapshot)
@@ -169,18 +169,18 @@ class StateFile:
             database.execute("DELETE FROM samplers WHERE sampler = ?", (sampler_id,))
 
     def samplers(self, session_id: str) -> list[tuple[str, str | None, str | None]]:
-        """Return the samplers of a session as `keep_sampler` took them."""
+        """Return id, path and snapshot of the samplers of a session; see `keep_sampler`."""
         query = "SELECT sampler, path, snapshot FROM samplers WHERE session = ?"
         return [(sampler, path, snapshot) for sampler, path, snapshot in self.rows(query, session_id)]
 
     # Points of models
 
     def keep_point(self, model_id: str, session_id: str, number: int, folder: str) -> None:
-        """Write down that a folder of the session has a model as it is after a request; what is before is done for
-        good.
+        """Store the point of a model after a request, in a folder of the session, and drop what earlier requests
+        needed.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the file cannot be written.
         """
         until = (model_id, number)
         with self.writing() as database:
@@ -191,22 +191,22 @@ class StateFile:
             database.execute(f"DELETE FROM requests {before} AND state = '{DROPPED}'", until)
 
     def points(self, session_id: str) -> dict[str, tuple[int, str]]:
-        """Return the number of the request and the folder of each model of a session that has a point."""
+        """Return the points of a session's models: number of the request and folder, by model."""
         query = "SELECT model, number, folder FROM points WHERE session = ?"
         return {model: (number, folder) for model, number, folder in self.rows(query, session_id)}
 
     def body_bytes(self, model_id: str) -> int:
-        """Return the bytes of the bodies that are kept to do a model's requests again."""
+        """Return the bytes of bodies kept to repeat a model's requests."""
         query = (
             "SELECT total(length(body)) FROM requests JOIN bodies USING (request) WHERE kind = 'request' AND owner = ?"
         )
         return int(self.rows(query, model_id)[0][0])
 
     def close(self) -> None:
-        """Close the file, which another one may then open."""
+        """Close the file, so that another service may open it."""
         self._database.close()
 
     def shrink(self) -> None:
-        """Give the room of what was dropped back to the disk."""
+        """Free the disk space of dropped data."""
         with self._used("written"):
             self._database.execute("PRAGMA incremental_vacuum").fetchall()

@@ -1,4 +1,4 @@
-"""Tenants and their keys, sessions, models and samplers: what exists for whom."""
+"""Tenants and their keys, sessions, models and samplers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from recipes.serve.values import AdapterSettings
 from rlinf_core.errors import RunError
 from rlinf_core.runners.storage.durable import write_whole
 
-# The SDK takes keys of this form only.
+# The prefix of keys that the SDK requires.
 KEY_PREFIX: Final = "tml-"
-# A client numbers its requests one by one, and sends at most that many before an earlier one has arrived.
+# A client numbers requests consecutively, and may send at most this many ahead of a missing one.
 _FURTHEST: Final = 10_000
 
 
 @dataclass(slots=True)
 class Call:
-    """A request to the workers that has its place in the order of a model's requests.
+    """A request to the workers, in the order of a model's requests.
 
     Attributes:
-        promise: the promise of its result.
-        act: returns the result, once it is its turn.
-        again: whether a model of this start lacks what it did in an earlier one, so that it is done again.
+        promise: the promise of the result.
+        act: does the request and returns the result.
+        again: whether the request of an earlier start is repeated, as this start's model lacks its effect.
     """
 
     promise: Promise
@@ -43,11 +43,11 @@ class Call:
 
 @dataclass(slots=True)
 class RequestOrder:
-    """The requests of a model, in the order of their numbers. A number that is missing holds up those after it.
+    """The requests of a model in the order of their numbers; a missing number delays those after it.
 
     Attributes:
-        next: number that is awaited.
-        ready: requests whose turn may come.
+        next: the next expected number.
+        ready: requests that may run.
     """
 
     next: int = 1
@@ -58,7 +58,7 @@ class RequestOrder:
         """Check the number of a new request.
 
         Raises:
-            RequestError: it lies too far ahead, or was taken.
+            RequestError: the number is too far ahead, or was used.
         """
         if seq_id > self.next + _FURTHEST:
             message = f"`seq_id` {seq_id} lies too far ahead: request {self.next} of this model has not arrived"
@@ -67,7 +67,7 @@ class RequestOrder:
             raise gone(f"request {seq_id} of this model was answered before, and its result was dropped")
 
     def put(self, seq_id: int, call: Call) -> None:
-        """Take a request with a number of `check`."""
+        """Add a request whose number passed `check`."""
         self.waiting[seq_id] = call
         while self.next in self.waiting:
             self.ready.append(self.waiting.pop(self.next))
@@ -79,17 +79,17 @@ class ServedModel:
     """A model that is trained.
 
     Attributes:
-        model_id: `SESSION:train:N`, also the name of its adapter at the workers.
-        session: the session that it was created in.
-        settings: the settings of its adapter; None until it is loaded.
-        order: its requests.
-        failed: why the last pass since the last step failed; empty: none did.
-        reported: number of the last request whose outcome an earlier start of the server knew.
-        steps: since the model was saved for later starts.
-        done: number of the last request that was done; 0: none was.
-        saved: number of the request after which the model was saved last; -1: it was not.
-        unstepped: bytes of the passes since the last step, which a later start computes again.
-        metadata: what the client wrote down.
+        model_id: `SESSION:train:N`, also the name of the adapter at the workers.
+        session: the session of the model.
+        settings: the settings of the adapter; None until it is loaded.
+        order: the requests of the model.
+        failed: why a pass since the last step failed; "": none failed.
+        reported: the number of the last request whose outcome an earlier start had stored.
+        steps: the number of steps since the model's last point.
+        done: the number of the last finished request; 0: none.
+        saved: the number of the request at the model's last point; -1: no point.
+        unstepped: the bytes of the passes since the last step, which a later start repeats.
+        metadata: the client's metadata.
     """
 
     model_id: str
@@ -107,14 +107,14 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Sampler:
-    """The source of a client's samples: a snapshot, or the model as it is.
+    """The source of a client's samples: a snapshot, or the base model.
 
     Attributes:
         sampler_id: `SESSION:sample:N`.
-        session: the session that it was created in.
-        path: `tinker://` path of the snapshot, where it has a name.
-        folder: the folder of the snapshot; None: the model as it is.
-        used: when it was made or sampled from last, by the monotonic clock.
+        session: the session of the sampler.
+        path: the `tinker://` path of a named snapshot; else None.
+        folder: the folder of the snapshot; None: the base model.
+        used: the time of its creation or last use, by the monotonic clock, in seconds.
     """
 
     sampler_id: str
@@ -126,12 +126,12 @@ class Sampler:
 
 @dataclass(slots=True)
 class ClientSession:
-    """A client's session; what was created in it ends with it.
+    """A client's session; models and samplers created in it end with it.
 
     Attributes:
         session_id: the id of the session.
         tenant: the tenant that owns it.
-        seen: when the client was heard of last, by the monotonic clock.
+        seen: the time of the client's last request, by the monotonic clock, in seconds.
     """
 
     session_id: str
@@ -141,19 +141,19 @@ class ClientSession:
     samplers: dict[str, Sampler] = field(default_factory=dict[str, Sampler])
 
     def last_seen(self) -> str:
-        """Return when the client was heard of last, in ISO format."""
+        """Return the time of the client's last request, in ISO format."""
         return datetime.fromtimestamp(time.time() - (time.monotonic() - self.seen), UTC).isoformat()
 
 
 class Keys:
-    """The keys of tenants, in files that only their owner can read.
+    """The API keys of tenants, in files that only the user of this process can read.
 
     Args:
-        folder: the folder of the files, one for each tenant; keys that exist are kept.
-        tenants: names.
+        folder: the folder of the files, one per tenant; existing keys are kept.
+        tenants: the names of the tenants.
 
     Raises:
-        RunError: a file cannot be read or written.
+        RunError: a file cannot be read or written, has no key, or has the key of another tenant.
     """
 
     def __init__(self, folder: Path, tenants: Iterable[str]) -> None:
@@ -164,15 +164,27 @@ class Keys:
                 file = folder / tenant
                 if not file.exists():
                     write_whole(file, f"{KEY_PREFIX}{secrets.token_urlsafe(32)}\n", mode=0o600)
-                self._digests[tenant] = _digest(file.read_text().strip())
-        except OSError as error:
+                self._add(tenant, file)
+        except (OSError, UnicodeDecodeError) as error:
             raise RunError(f"the keys in `{folder}` cannot be read or written", why=str(error)) from error
 
+    def _add(self, tenant: str, file: Path) -> None:
+        key = file.read_text(encoding="ascii").strip()
+        why = ""
+        if not key.startswith(KEY_PREFIX):
+            # An empty file would admit requests without a key.
+            why = f"a key begins with `{KEY_PREFIX}`"
+        elif _digest(key) in self._digests.values():
+            why = "it has the key of another tenant"
+        if why:
+            raise RunError(f"`{file}` has no key of `{tenant}`", why=why, help="remove the file: a new key is made")
+        self._digests[tenant] = _digest(key)
+
     def tenant(self, key: str) -> str:
-        """Return whose key it is.
+        """Return the tenant of a key.
 
         Raises:
-            RequestError: nobody's.
+            RequestError: the key is unknown.
         """
         shown = _digest(key)
         names = [name for name, digest in self._digests.items() if hmac.compare_digest(digest, shown)]
@@ -188,12 +200,12 @@ def _digest(key: str) -> bytes:
 
 
 class Tenants:
-    """All sessions, models and samplers. What belongs to another tenant does not exist.
+    """All sessions, models and samplers; those of other tenants are treated as nonexistent.
 
     Args:
-        boot: the id of this start of the server; part of every id.
-        timeout: seconds without a sign of life after which a session ends.
-        clock: the monotonic clock.
+        boot: the id of this start of the server, a part of every id.
+        timeout: seconds without a request after which a session ends.
+        clock: the monotonic clock, in seconds.
     """
 
     def __init__(self, boot: str, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -203,19 +215,19 @@ class Tenants:
         self._sessions: dict[str, ClientSession] = {}
 
     def begin(self, tenant: str, session_id: str = "") -> ClientSession:
-        """Return a new session, or that of an earlier start of the server, with its id."""
+        """Return a new session; `session_id` is the id of a session of an earlier start."""
         session = ClientSession(session_id or f"{self._boot}-{secrets.token_hex(8)}", tenant, self._clock())
         self._sessions[session.session_id] = session
         return session
 
     def session(self, tenant: str, session_id: Any) -> ClientSession:
-        """Return a session, of which the client is heard now.
+        """Return a session, and record that its client is active.
 
         Raises:
             RequestError: the tenant has none of that id, or it has ended.
         """
         session = self._sessions.get(session_id) if isinstance(session_id, str) else None
-        # Another tenant's is answered as one that never was.
+        # Another tenant's session is treated as nonexistent.
         if session is None or session.tenant != tenant:
             raise gone("there is no such session, or it has ended: create a new ServiceClient")
         session.seen = self._clock()
@@ -260,7 +272,7 @@ class Tenants:
         return [model for session in sessions for model in session.models.values()]
 
     def busy(self) -> dict[str, list[ServedModel]]:
-        """Return the models that have something to do, by tenant."""
+        """Return the models with requests that may run, by tenant."""
         busy: dict[str, list[ServedModel]] = {}
         for session in self._sessions.values():
             for model in session.models.values():
@@ -269,12 +281,12 @@ class Tenants:
         return busy
 
     def silent(self) -> list[ClientSession]:
-        """Return the sessions whose clients have not been heard of for too long."""
+        """Return the sessions whose clients sent no request for too long."""
         now = self._clock()
         return [session for session in self._sessions.values() if now - session.seen > self._timeout]
 
     def end(self, session: ClientSession) -> None:
-        """Forget a session and all in it."""
+        """Forget a session with its models and samplers."""
         self._sessions.pop(session.session_id, None)
 
     def _session_of(self, tenant: str, name: Any) -> ClientSession:

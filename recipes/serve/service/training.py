@@ -1,4 +1,4 @@
-"""Requests that train: models, passes, steps, and saved weights, each model's in the order of their numbers."""
+"""Training requests: models, passes, steps, and saved weights, each model's in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from rlinf_core.runners.recovery import death
 Act = Callable[[], Awaitable[Any]]
 
 _LARGEST: Final = 2**31 - 1
-# Routes of requests after which a model is another.
+# Routes of requests that change a model.
 _CHANGING: Final = ("forward_backward", "optim_step", "load_weights")
-# Bytes on disk that a later start computes again.
+# The maximum bytes of stored passes that a later start repeats.
 _MOST_UNSTEPPED: Final = 16 << 30
 _TEN_YEARS: Final = 10 * 366 * 86400
 
 
 class TrainingRequests:
-    """Requests of clients to models that are trained.
+    """The handlers of training requests.
 
     Args:
         state: the state of the service.
@@ -52,7 +52,7 @@ class TrainingRequests:
     # Models
 
     def create_model(self, tenant: str, fields: dict[str, Any]) -> Promise:
-        """Begin a model with a new adapter, or with all weights."""
+        """Create a model with a new adapter, or with all weights."""
         session = self._state.tenants.session(tenant, fields.get("session_id"))
         self._state.check_base_model(fields.get("base_model"))
         _check_optimizer(fields)
@@ -65,16 +65,17 @@ class TrainingRequests:
         return self._begin(session, fields, settings, act, "create_model")
 
     def load_weights(self, tenant: str, fields: dict[str, Any]) -> Promise:
-        """Begin a model with saved weights, or load them into one."""
+        """Create a model from saved weights, or load them into a model."""
         optimizer = flag(fields, "optimizer", default=False)
 
         async def load(model: ServedModel) -> dict[str, Any]:
             saved = self._state.store.find(tenant, fields.get("path"))
             if optimizer and not saved.has_optimizer:
                 raise invalid(f"`{fields['path']}` has no state of an optimizer: load it with optimizer=False")
-            model.settings, model.failed, model.unstepped = saved.settings, "", 0
             await self._state.actor.restore(model.model_id, str(saved.folder), optimizer)
-            # A later start may find other weights at this path, or none.
+            # Only now, as the gradients stay if the weights cannot be read.
+            model.settings, model.failed, model.unstepped = saved.settings, "", 0
+            # Save now, as a later start may find other weights at this path, or none.
             self._state.points.save_soon(model, fields.get("seq_id", 0))
             return {"path": fields["path"], "model_id": model.model_id, "type": "load_weights"}
 
@@ -88,7 +89,7 @@ class TrainingRequests:
         return self._sequenced(tenant, fields, lambda model: lambda: load(model), "load_weights")
 
     def resume(self, session: ClientSession, model_id: str, fields: dict[str, Any], point: ModelPoint) -> None:
-        """Take a model of an earlier start again, as it was after one of its requests."""
+        """Restore a model of an earlier start at its point."""
         model = ServedModel(model_id, session, point.settings, metadata=fields.get("user_metadata") or {})
         model.order.next = point.seq_id + 1
         model.done = model.saved = point.seq_id
@@ -142,7 +143,7 @@ class TrainingRequests:
             try:
                 return await act(model)
             except (RequestError, WorkerGroupError, OSError) as error:
-                # After a death, of the manager too, the next start creates it again.
+                # After a death of a worker or the manager, the next start creates the model again.
                 if isinstance(error, WorkerGroupError) and death(error) is not None:
                     raise
                 session.models.pop(model.model_id, None)
@@ -168,7 +169,7 @@ class TrainingRequests:
     # Passes and steps
 
     def learn(self, tenant: str, request: PassRequest) -> Promise:
-        """Compute a loss, and its gradients unless it is only to be looked at."""
+        """Compute a loss, and its gradients unless `forward_only`."""
         fields = {"seq_id": request.seq_id, "model_id": request.model_id, "forward_only": request.forward_only}
 
         def prepare(model: ServedModel) -> Act:
@@ -186,7 +187,7 @@ class TrainingRequests:
                 return decoded
 
             async def outcome() -> PassOutcome:
-                # At its turn, so that those who wait hold no more than their bodies.
+                # Decode at the request's turn, so that waiting requests hold only their bodies.
                 decoded = await in_thread(data)
                 model.unstepped += len(request.digest_bytes) if backward else 0
                 ranks = await self._state.actor.learn(model.model_id, decoded, request.loss, settings, backward)
@@ -269,7 +270,7 @@ class TrainingRequests:
         return self._sequenced(tenant, fields, prepare, "save_weights")
 
     def save_for_sampler(self, tenant: str, fields: dict[str, Any]) -> Promise:
-        """Save a model's weights to sample from, under a name, or for one sampler."""
+        """Save a model's weights for sampling, under a name, or for one sampler."""
 
         def prepare(model: ServedModel) -> Act:
             ttl = _ttl(fields)
@@ -309,7 +310,7 @@ class TrainingRequests:
         self._state.quotas.check_stored(self._state.store.folder(model.session.tenant))
 
     def _name(self, fields: dict[str, Any]) -> str:
-        """Return the name to save under: the client's, or the number of the request."""
+        """Return the name to save under: the client's, or one with the request's number."""
         name = fields.get("path")
         return self._state.store.check_name(f"request-{fields.get('seq_id')}" if name is None else name)
 
@@ -322,21 +323,21 @@ class TrainingRequests:
         body: bytes = b"",
         tokens: int = 0,
     ) -> Promise:
-        """Return the promise of a request that has its place in the order of a model's.
+        """Return the promise of a request in the order of a model's requests.
 
-        What is wrong with its content is found when it is prepared; it takes its number then all the same, because the
-        client sends no other request with it, and its promise fails.
+        If `prepare` finds invalid content, the request still takes its number, because the client sends no other
+        request with that number, and its promise fails.
 
         Args:
-            tenant: who asks.
+            tenant: the tenant of the request.
             fields: the fields with `model_id` and `seq_id`.
-            prepare: returns what is done once it is its turn.
-            route: the route that the request came by.
-            body: the body of the request, where it is not JSON.
+            prepare: returns the function to call at the request's turn.
+            route: the route of the request.
+            body: the body of the request, if not JSON.
             tokens: the tokens that count for the tenant's quota.
 
         Raises:
-            RequestError: there is no such model, or the number cannot be taken.
+            RequestError: there is no such model, the number is invalid, or a limit is exceeded.
         """
         state = self._state
         model = state.tenants.model(tenant, fields.get("model_id"))
@@ -348,7 +349,7 @@ class TrainingRequests:
             return earlier
         model.order.check(seq_id)
         again = state.ledger.resumed is not None
-        # The one that is awaited is taken in any case: all others wait for it.
+        # Always accept the next number, as all others wait for it.
         if seq_id != model.order.next and not again:
             state.check_pending(tenant)
         if not again:
@@ -373,7 +374,7 @@ class TrainingRequests:
 
 
 def _failing(model: ServedModel, error: RequestError, *, counts: bool) -> Act:
-    """Return a call that raises an error; one that counts fails the next step, too."""
+    """Return a call that raises an error; with `counts`, the next step fails, too."""
 
     async def act() -> None:
         if counts:

@@ -1,4 +1,4 @@
-"""Turns of the workers: one call of the actor at a time, in fair order, and answers drawn by all samplers."""
+"""Scheduling of the workers: one call of the actor at a time, in fair order, and requests to all samplers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rlinf_core import RLinfError, WorkerGroupError
 from rlinf_core.runners.recovery import death
 
 LOGGER: Final = logging.getLogger("rlinf")
-# Longest time between two looks for new requests to sample.
+# The maximum seconds between two checks for new sampling requests.
 _SECONDS: Final = 0.2
-# An idle rank waits for further requests as long as one comes within that many seconds, and that many times at most.
+# An idle rank waits for further requests while one comes within this many seconds, at most this many times.
 _GATHERING_SECONDS: Final = 0.01
 _GATHERINGS: Final = 10
 
@@ -39,20 +39,20 @@ class ActorTurns:
         self._last_tenant = self._last_model = ""
 
     def wake(self) -> None:
-        """Look for requests."""
+        """Check for requests."""
         self._wake.set()
 
     def add_chore(self, chore: Callable[[], Awaitable[Any]]) -> None:
-        """Have something done before the next request, such as removing a model."""
+        """Add work to do before the next request, such as removing a model."""
         self._chores.append(chore)
         self._wake.set()
 
     async def run(self) -> None:
-        """Take turns for ever.
+        """Run calls forever.
 
         Raises:
             WorkerGroupError: a worker died; requests stay open for the next start.
-            RunError: outcomes cannot be written down.
+            RunError: outcomes cannot be stored.
         """
         while True:
             while self._chores:
@@ -88,13 +88,13 @@ class ActorTurns:
             return RequestFailure(f"the server cannot write or read its files: {error.strerror}", "server")
         except RLinfError:
             raise
-        except Exception as error:  # noqa: BLE001 - it is this request's, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error belongs to this request
             return _mistake(error)
         return RequestResult(content)
 
 
 def _failure_of(error: WorkerGroupError) -> RequestFailure:
-    """Return the failure of a call that a worker refused, or in which it made a mistake."""
+    """Return the failure of a call that a worker refused, or in which it raised an unexpected error."""
     first: BaseException = error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
@@ -105,7 +105,7 @@ def _failure_of(error: WorkerGroupError) -> RequestFailure:
 
 
 def _mistake(error: BaseException) -> RequestFailure:
-    """Return the failure of a request in whose work the server made a mistake."""
+    """Return the failure of a request with an unexpected error in the server."""
     LOGGER.warning("a request failed", exc_info=error)
     return RequestFailure(
         f"the server failed: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}", "server"
@@ -113,23 +113,23 @@ def _mistake(error: BaseException) -> RequestFailure:
 
 
 def _after(last: str, names: list[str]) -> str:
-    """Return the name after another one in a circle of sorted names."""
+    """Return the name after `last` in a circle of sorted names."""
     return next((name for name in names if name > last), names[0])
 
 
 class _Open(NamedTuple):
-    """A request that is being drawn: its promise, and the snapshot that it samples from."""
+    """An open sampling request: its promise and its snapshot."""
 
     promise: Promise
     snapshot: str | None
 
 
 class SamplerTurns:
-    """Requests to sample, spread over the ranks, and drawn together by each.
+    """The scheduler of sampling requests, spread over the ranks and batched by each.
 
     Args:
         groups: a view of each rank.
-        encode: returns the message of an outcome.
+        encode: encodes an outcome as a message.
     """
 
     def __init__(self, groups: list[Any], encode: Callable[[SampleOutcome], bytes]) -> None:
@@ -151,7 +151,7 @@ class SamplerTurns:
         self._wakes[rank].set()
 
     def cancel(self, request_ids: set[str], why: str = "the request was cancelled") -> None:
-        """Stop drawing answers that nobody waits for."""
+        """Cancel requests, and fail their promises."""
         for rank, promises in enumerate(self._open):
             for request_id in request_ids & promises.keys():
                 promises.pop(request_id).promise.settle(RequestFailure(why))
@@ -164,7 +164,7 @@ class SamplerTurns:
         return any(opened.snapshot == snapshot for promises in self._open for opened in promises.values())
 
     async def run(self) -> None:
-        """Draw for ever.
+        """Sample forever.
 
         Raises:
             WorkerGroupError, RunError: see `ActorTurns.run`.
@@ -187,18 +187,18 @@ class SamplerTurns:
                     opened.promise.settle(result)
 
     def _encoded(self, done: Mapping[str, SampleOutcome]) -> dict[str, RequestResult | RequestFailure]:
-        """Return the results of outcomes. It runs in a thread: a result may be many MiB."""
+        """Return the results of outcomes; called in a thread, as a result may have many MiB."""
         results: dict[str, RequestResult | RequestFailure] = {}
         for request_id, outcome in done.items():
             try:
                 failed = RequestFailure(outcome.failure) if outcome.failure else None
                 results[request_id] = failed or RequestResult(self._encode(outcome))
-            except Exception as error:  # noqa: BLE001 - one outcome that cannot be written is one request's
+            except Exception as error:  # noqa: BLE001 - an encoding error belongs to one request
                 results[request_id] = _mistake(error)
         return results
 
     async def _gather(self, rank: int) -> None:
-        """Let requests that come together begin together: a pass over many costs hardly more than one over few."""
+        """Wait briefly so that requests start together: a pass over many costs hardly more than one over few."""
         for _ in range(_GATHERINGS):
             count = len(self._new[rank])
             await asyncio.sleep(_GATHERING_SECONDS)

@@ -1,4 +1,4 @@
-"""Saved weights on disk, by `tinker://` paths. Each tenant sees its own."""
+"""Saved weights on disk, by tenant and `tinker://` path."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Saved(NamedTuple):
     """Saved weights.
 
     Attributes:
-        folder: the folder of their files.
+        folder: the folder of the files.
         settings: the settings of the adapter.
-        base_model: name of the model that it is an adapter of.
-        has_optimizer: whether the state of the optimizer exists, too.
-        metadata: what the client wrote down about the run.
+        base_model: the name of the adapter's base model.
+        has_optimizer: whether the optimizer state was saved, too.
+        metadata: the client's metadata of the run.
     """
 
     folder: Path
@@ -48,9 +48,9 @@ class WeightStore:
     """Folders of saved weights.
 
     Args:
-        root: the root of named weights.
-        sessions: folder of the sessions, with which weights without a name go.
-        base_model: name of the model.
+        root: the root folder of named weights.
+        sessions: the folder of sessions, for unnamed weights, which are removed with their session.
+        base_model: the name of the base model.
     """
 
     def __init__(self, root: Path, sessions: Path, base_model: str) -> None:
@@ -63,10 +63,10 @@ class WeightStore:
         return self._root / tenant
 
     def check_name(self, name: Any) -> str:
-        """Return a name under which weights may be saved.
+        """Return a valid name of weights unchanged.
 
         Raises:
-            RequestError: it could leave its folder, or hide.
+            RequestError: the name is no valid file name, or begins with a dot.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise RequestError(
@@ -76,10 +76,10 @@ class WeightStore:
         return name
 
     def locate(self, tenant: str, path: Any) -> Path:
-        """Return the folder of a `tinker://` path, whether or not there is one.
+        """Return the folder of a `tinker://` path, which may not exist.
 
         Raises:
-            RequestError: the path is none.
+            RequestError: the path is malformed.
         """
         match = _PATH.fullmatch(path) if isinstance(path, str) else None
         if match is None:
@@ -93,7 +93,7 @@ class WeightStore:
         """Return the weights at a `tinker://` path.
 
         Raises:
-            RequestError: the path is none, or the tenant has no such weights, or they are damaged.
+            RequestError: the path is malformed, the tenant has no such weights, or they are damaged.
         """
         folder = self.locate(tenant, path)
         try:
@@ -119,20 +119,20 @@ class WeightStore:
         metadata: Mapping[str, Any] | None = None,
         seq_id: int | None = None,
     ) -> str:
-        """Save weights under a name, and return their path: readers find all of them or none.
+        """Save weights under a name atomically, and return their path.
 
         Args:
-            tenant, run: the tenant and the run that they belong to.
-            kind: what they are for.
+            tenant, run: the tenant and run of the weights.
+            kind: the purpose of the weights.
             name: see `check_name`.
-            write: writes them into a folder.
-            overwrite: whether those of the same name give way.
-            ttl: seconds after which they are removed; None: never.
-            metadata: what the client wrote down about the run.
-            seq_id: the number of the request; weights of this name that it has saved in an earlier start are these.
+            write: writes the weights into a folder.
+            overwrite: whether to replace weights of the same name.
+            ttl: seconds after which the weights are removed; None: never.
+            metadata: the client's metadata of the run.
+            seq_id: the number of the request; weights that it saved in an earlier start are kept.
 
         Raises:
-            RequestError: there are weights of this name, which stay.
+            RequestError: there are weights of this name, and `overwrite` is false.
         """
         folder = self._root / tenant / run / kind / name
         with suppress(OSError):
@@ -166,7 +166,7 @@ class WeightStore:
         return f"tinker://{run}/{kind}/{name}"
 
     async def snapshot(self, session_id: str, write: Callable[[str], Awaitable[Any]]) -> Path:
-        """Write weights without a name, for the samplers of a session, and return their folder."""
+        """Write unnamed weights for a sampler of a session, and return their folder."""
         folder = self._sessions / session_id / f"snapshot-{secrets.token_hex(8)}"
         folder.mkdir(parents=True)
         try:
@@ -177,9 +177,9 @@ class WeightStore:
         return folder
 
     def remove_expired(self) -> None:
-        """Remove the weights whose time is over."""
+        """Remove expired weights."""
         for file in self._root.glob(f"*/*/*/*/{RECORD}"):
-            # One that is being written or removed, or is damaged, is left alone.
+            # Skip weights that are being written or removed, or are damaged.
             with suppress(OSError):
                 expires = read_record(file.parent).expires
                 if expires is not None and expires < time.time():

@@ -1,7 +1,7 @@
-"""Requests and results of the Tinker SDK: protobuf messages by field numbers, as values and back.
+"""Conversion of the Tinker SDK's requests and results between protobuf messages and values.
 
-The messages are those that an unmodified SDK sends and reads (0.38); names are this project's own. Fields that nothing
-is done with are left out: the protobuf package keeps them as unknown.
+The messages have the field numbers of an unmodified SDK (0.38), but their own names. Unused fields are left out: the
+protobuf package keeps them as unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlinf_core.foreign.budget import Budget, OverBudgetError
 
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _PACKAGE: Final = "rlinf_serve"
-# Messages by name: `number name type`; `*` marks a list, `?` a field whose absence is seen, `{}` a map from texts.
+# Messages by name: `number name type`; `*` marks a list, `?` an optional field, `{}` a map from texts.
 _MESSAGES: Final[dict[str, str]] = {
     "CsrTensor": "1 values bytes, 2 rows bytes, 3 columns bytes",
     "TensorMessage": "1 dense bytes?, 2 sparse CsrTensor?, 3 dtype int32, 4 shape int64*",
@@ -93,25 +93,25 @@ PASS_MESSAGE: Final[Any] = _MADE["PassMessage"]
 PASS_RESULT: Final[Any] = _MADE["PassResult"]
 SAMPLE_RESULT: Final[Any] = _MADE["SampleResult"]
 
-# Bytes that a field takes once it is parsed and looked at, and those of a number in a packed list.
+# Bytes of a parsed field, and of a number in a packed list.
 _PART: Final = 256
 _PACKED: Final = 8
-# Bytes after the tag, by its wire type.
+# Bytes of a value of fixed size, by wire type.
 _FIXED: Final = {1: 8, 5: 4}
 _VARINT, _CHUNK = 0, 2
 
 
 def take_parts(body: bytes, descriptor: Any, budget: Budget, at: int = 0, end: int | None = None) -> None:
-    """Draw what the fields of a message take once it is parsed: an empty message of two bytes takes as much as others.
+    """Take the memory of a message's parsed fields from a budget, as even an empty message of two bytes needs much.
 
     Args:
-        body: contains the message.
-        descriptor: the descriptor of the message, of protobuf.
+        body: the bytes that contain the message.
+        descriptor: the protobuf descriptor of the message.
         budget: the budget of the body.
-        at, end: where the message lies; by default it is the whole body.
+        at, end: the range of the message; by default the whole body.
 
     Raises:
-        OverBudgetError: there is not enough.
+        OverBudgetError: the budget is exceeded.
         IndexError: the body ends within a field.
     """
     end = len(body) if end is None else end
@@ -132,7 +132,7 @@ def take_parts(body: bytes, descriptor: Any, budget: Budget, at: int = 0, end: i
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, and the place after it."""
+    """Return a number with seven bits per byte, and the position after it."""
     number = shift = 0
     while True:
         byte = body[at]
@@ -142,7 +142,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
             return number, at
 
 
-# The types of tensors, by their numbers on the wire.
+# The wire numbers of tensor types.
 _FLOAT, _INT = 1, 2
 _DTYPES: Final = {_FLOAT: np.dtype(np.float32), _INT: np.dtype(np.int64)}
 _TOKEN_BYTES: Final = 4
@@ -164,12 +164,12 @@ class PassRequest(NamedTuple):
     """A request for a forward pass, or a forward and backward pass.
 
     Attributes:
-        model_id, seq_id: place in the order of the model's requests.
-        loss: name.
+        model_id, seq_id: the model, and the number among its requests.
+        loss: the name of the loss.
         settings: the settings of the loss.
         forward_only: whether no gradients are computed.
-        digest_bytes: the same bytes for the same request; `read_data` returns their data.
-        tokens: the tokens of all data together.
+        digest_bytes: the request in deterministic bytes, from which `read_data` reads the data.
+        tokens: the number of tokens of all data.
     """
 
     model_id: str
@@ -206,10 +206,10 @@ def read_pass(body: bytes) -> PassRequest:
 
 
 def read_data(request: PassRequest) -> list[Datum]:
-    """Return the data of a request for a pass, once the shapes of all its tensors are added up.
+    """Return the data of a request for a pass, after checking the total size of its tensors.
 
     Raises:
-        RequestError: a datum is malformed, or the tensors are too large together.
+        RequestError: a datum is malformed, or the tensors together are too large.
     """
     data = PASS_MESSAGE.FromString(request.digest_bytes).data
     budget = Budget(LARGEST_DECODED, "a body")
@@ -259,7 +259,7 @@ def _tensor(message: Any, kind: int, where: str) -> Array:
 
 
 def _shape(message: Any, where: str) -> list[int]:
-    """Return the shape that a tensor claims; empty: as many numbers as it has."""
+    """Return the declared shape of a tensor; empty: one dimension with all its numbers."""
     if len(message.shape) > 2:
         raise bad_request(f"{where} has {len(message.shape)} dimensions: one or two are taken")
     shape = list(message.shape)
@@ -269,7 +269,7 @@ def _shape(message: Any, where: str) -> list[int]:
 
 
 def _densified(message: Any, dtype: np.dtype[Any], shape: list[int], where: str) -> Array:
-    """Return a sparse tensor with zeros in the places that it does not list."""
+    """Return a sparse tensor as a dense array."""
     values = _numbers(message.values, dtype, where)
     starts, columns = (_numbers(part, np.dtype(np.int64), where) for part in (message.rows, message.columns))
     fits = len(shape) == 2 and len(starts) == shape[0] + 1 and len(columns) == len(values)
@@ -289,7 +289,7 @@ def _numbers(data: bytes, dtype: np.dtype[Any], where: str) -> Array:
 
 
 def pass_bytes(outcome: PassOutcome) -> bytes:
-    """Return the message with the result of a pass: log-probabilities of each datum, and metrics."""
+    """Encode the result of a pass: log-probabilities of each datum, and metrics."""
     message = PASS_RESULT(kind="LogProbs")
     for name, value in outcome.metrics.items():
         message.metrics[name] = value
@@ -305,7 +305,7 @@ def pass_bytes(outcome: PassOutcome) -> bytes:
 
 
 def _equal_shapes(arrays: Sequence[Array]) -> list[list[Array]]:
-    """Return arrays in runs that have the same shape but for their lengths."""
+    """Return arrays in runs of equal shape except their lengths."""
     runs: list[list[Array]] = []
     for array in arrays:
         if runs and runs[-1][0].shape[1:] == array.shape[1:]:
@@ -316,7 +316,7 @@ def _equal_shapes(arrays: Sequence[Array]) -> list[list[Array]]:
 
 
 def sample_bytes(outcome: SampleOutcome) -> bytes:
-    """Return the message with the answers to a prompt."""
+    """Encode the answers to a prompt."""
     message = SAMPLE_RESULT()
     for answer in outcome.answers:
         sequence = message.sequences.add(
@@ -332,7 +332,7 @@ def sample_bytes(outcome: SampleOutcome) -> bytes:
 
 
 def _set_top(message: Any, top: TopTokens | None) -> None:
-    """Set a field with the most likely tokens; without any, it stays absent."""
+    """Set a field with the most likely tokens; without tokens, it stays absent."""
     if top is not None:
         message.length, message.k = top.ids.shape
         message.ids, message.logprobs = top.ids.astype(np.int32).tobytes(), top.logprobs.astype(np.float32).tobytes()

@@ -1,4 +1,4 @@
-"""The workers that train adapters: gradients add up over passes until an optimizer step."""
+"""The workers that train adapters, accumulating gradients over passes until an optimizer step."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from rlinf_core import RLinfError, WorkerDiedError
 
 
 class UnusableGradientError(RLinfError):
-    """Gradients that no step can be taken with; they are dropped."""
+    """Gradients that are NaN or infinite and were dropped."""
 
 
 class UnusableWeightsError(RLinfError):
-    """Weights that are NaN or infinite; they are not saved."""
+    """Weights that are NaN or infinite and are not saved."""
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ class _Trained:
     """A model that is trained.
 
     Attributes:
-        settings: its settings.
-        optimizer: its optimizer.
-        broken_by: number of the step that made its weights NaN or infinite; 0: none.
+        settings: the settings of the adapter.
+        optimizer: the optimizer of its weights.
+        broken_by: the number of the step that made its weights NaN or infinite; 0: none.
     """
 
     settings: AdapterSettings
@@ -58,7 +58,7 @@ class _Trained:
 
 
 class AdapterActor(ComparingWorker):
-    """Trains adapters, and all weights for whom that is configured.
+    """An actor that trains adapters, or all weights for the tenant of `server.full_weights`.
 
     Each rank has the whole model, and computes the gradients of its share of every batch.
     """
@@ -74,16 +74,16 @@ class AdapterActor(ComparingWorker):
         """Load or build the model.
 
         Args:
-            tokenizer_folder: where the tokenizer is written, for clients.
+            tokenizer_folder: the folder to write the tokenizer to, for clients.
 
         Raises:
-            ConfigError: the model cannot be loaded, or is computed otherwise than by transformers.
+            ConfigError: the model cannot be loaded, or its log-probabilities differ from transformers'.
         """
         config = self._config.actor
         torch.set_num_threads(config.threads)
         tokenizer = make_tokenizer(config)
         model = load_base(self._config, tokenizer, self.torch_device)
-        # In float32, so that small steps add up.
+        # Keep copies in float32, so that small steps add up.
         copy = partial(load_base, self._config, tokenizer, self.torch_device, torch.float32)
         computed = None if model.dtype == torch.float32 else model.dtype
         self._variants = ModelVariants(model, config.lora_alpha, copy, computed)
@@ -99,22 +99,22 @@ class AdapterActor(ComparingWorker):
     # Models
 
     def create(self, model: str, settings: AdapterSettings) -> None:
-        """Begin an adapter, or all weights, with first values."""
+        """Create an adapter with initial values, or a copy of the model."""
         self._variants.add(model, settings)
         self._begin(model, settings)
 
     def restore(self, model: str, folder: str, optimizer: bool) -> None:
-        """Begin an adapter, or all weights, with saved values, in the place of one of that name if there is one.
+        """Create an adapter or a copy with saved weights, replacing any of that name.
 
         Args:
-            model: name of the adapter.
+            model: the name of the adapter.
             folder: the folder that `save` wrote.
-            optimizer: whether the state of the optimizer continues as well.
+            optimizer: whether to restore the optimizer state, too.
 
         Raises:
-            ConfigError: the folder has another model's, or no optimizer.
+            ConfigError: the weights belong to another model, or are not finite.
         """
-        # The one that is there stays until all has been read.
+        # Keep the old adapter until everything is read.
         arriving = f"{model}/arriving"
         state = read_tensors(Path(folder) / OPTIMIZER) if optimizer else {}
         settings = self._variants.load(arriving, Path(folder))
@@ -132,7 +132,7 @@ class AdapterActor(ComparingWorker):
             self._variants.remove(model)
 
     def save(self, model: str, folder: str, optimizer: bool) -> None:
-        """Write an adapter into a folder that exists, with or without the state of its optimizer. Rank 0 writes.
+        """Write an adapter into an existing folder, optionally with the optimizer state. Only rank 0 writes.
 
         Raises:
             UnusableWeightsError: a weight is NaN or infinite.
@@ -167,11 +167,11 @@ class AdapterActor(ComparingWorker):
         """Compute a loss over this rank's share of a batch, and add its gradients to those of earlier passes.
 
         Args:
-            model: name of the adapter.
+            model: the name of the adapter.
             data: the batch of all ranks.
-            loss: its name in `LOSSES`.
+            loss: the name in `LOSSES`.
             settings: the settings of the loss.
-            backward: whether gradients are computed.
+            backward: whether to compute gradients.
         """
         logprobs: dict[int, FloatArray] = {}
         total = 0.0
@@ -191,7 +191,7 @@ class AdapterActor(ComparingWorker):
     def _loss(
         self, policy: LanguagePolicy, data: list[Datum], loss: str, settings: Mapping[str, float]
     ) -> tuple[list[Tensor], Tensor]:
-        """Return log-probabilities of the targets of each datum, and the sum of their losses, a scalar."""
+        """Return the log-probabilities of each datum's targets, and the summed loss, a scalar."""
         flat = data_logprobs(policy, data, self.torch_device)
         sizes = [datum.values["target_tokens"].size for datum in data]
         shaped = [
@@ -213,15 +213,15 @@ class AdapterActor(ComparingWorker):
         self._trained[model].optimizer.zero_grad()
 
     def step(self, model: str, adam: AdamSettings, number: int) -> dict[str, float]:
-        """Take an optimizer step with the gradients of all passes since the last one, of all ranks; drop them.
+        """Take an optimizer step with the gradients of all ranks' passes since the last step, and drop them.
 
         Args:
-            model: name of the adapter.
+            model: the name of the adapter.
             adam: the settings of the step.
-            number: the number of the request, by which errors name it.
+            number: the number of the request, for errors.
 
         Raises:
-            UnusableGradientError: a gradient is NaN or infinite; the weights stay.
+            UnusableGradientError: a gradient is NaN or infinite; the weights are unchanged.
         """
         with self._computing():
             return self._step(self._trained[model], model, adam, number)
@@ -255,14 +255,14 @@ class AdapterActor(ComparingWorker):
 
     @contextmanager
     def _computing(self) -> Generator[None, None, None]:
-        """Die with the accelerator in here: whatever follows would fail, too."""
+        """Turn a failure of the accelerator into the worker's death, as all later work would fail, too."""
         try:
             yield
         except torch.AcceleratorError as error:
             raise WorkerDiedError(str(self.worker_info.address), cause=str(error).partition("\n")[0]) from error
 
     def _sum_over_ranks(self, weights: list[nn.Parameter]) -> None:
-        """Give all weights the gradients of all ranks; those without any get zeros, as in a step on no loss."""
+        """Sum the gradients of all ranks; weights without gradients get zeros."""
         for weight in weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)

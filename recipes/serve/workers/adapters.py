@@ -1,6 +1,6 @@
-"""The served model: several LoRA adapters of it, each with its own rank, and copies whose weights are all trained.
+"""The served model with several LoRA adapters of different ranks, and copies whose weights are all trained.
 
-One of them is computed with at a time.
+Only one adapter or copy is in use at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# As peft names them, so that it loads what is saved here.
+# Names of peft, so that it can load the files.
 WEIGHTS: Final = "adapter_model.safetensors"
 PEFT_SETTINGS: Final = "adapter_config.json"
 OPTIMIZER: Final = "optimizer.safetensors"
@@ -37,17 +37,17 @@ _ATTENTION: Final = ("attn", "attention")
 
 
 class ModelVariants:
-    """A model with adapters, W + (alpha / rank) B A (Hu et al., "LoRA", arXiv 2106.09685), and copies of the model
-    whose weights are all their own.
+    """A model with adapters, W + (alpha / rank) B A (Hu et al., "LoRA", arXiv 2106.09685), and fully trained copies of
+    the model.
 
     Args:
-        model: the model whose weights stay as they are.
-        alpha: scale of all adapters, divided by their ranks.
-        copy: loads or builds the model once more, for weights that are all trained.
-        autocast: the type that copies compute in, where it is not that of their weights.
+        model: the model, whose weights are frozen.
+        alpha: the scale of all adapters, to be divided by their ranks.
+        copy: loads or builds another copy of the model.
+        autocast: the compute type of copies; None: the type of their weights.
 
     Attributes:
-        policy: computes with the model and the adapter in use.
+        policy: the model as a policy, with the adapter in use.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class ModelVariants:
         self._autocast = autocast
         self._linear = _linear_names(model)
         self._copies: dict[str, LanguagePolicy] = {}
-        # peft's names of adapters, which may not contain a dot, by ours.
+        # peft's adapter names, which must not contain a dot, by our names.
         self._labels: dict[str, str] = {}
         self._created = 0
-        # The layers that have adapters, by path: a walk over all modules takes as long as a step where there are many.
+        # The layers with adapters, by path, since a walk over many modules takes as long as a step.
         self._tuned: dict[str, Any] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._copies or name in self._labels
 
     def add(self, name: str, settings: AdapterSettings) -> None:
-        """Add an adapter, of which B is 0, so that it changes nothing yet, or a copy of the model.
+        """Add a copy of the model, or an adapter that changes nothing yet, as its B is 0.
 
         Raises:
-            ConfigError: an adapter has no layers, or the model cannot be loaded.
+            ConfigError: the adapter has no layers, or the model cannot be loaded.
         """
         self._make(name, settings)
         if settings.rank:
             self._draw_first_values(name, settings.seed)
 
     def _make(self, name: str, settings: AdapterSettings) -> None:
-        """Add an adapter whose values are still to be set, or a copy of the model."""
+        """Add an uninitialized adapter, or a copy of the model."""
         if settings.rank:
             self._inject(name, settings)
         else:
@@ -94,7 +94,7 @@ class ModelVariants:
             self._copies[name] = LanguagePolicy(model)
 
     def _inject(self, name: str, settings: AdapterSettings) -> None:
-        """Add an adapter whose values are still to be set."""
+        """Add an uninitialized adapter."""
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
@@ -105,7 +105,7 @@ class ModelVariants:
         label = f"a{self._created}"
         config = LoraConfig(r=settings.rank, lora_alpha=cast("Any", self._alpha), target_modules=layers)
         with warnings.catch_warnings():
-            # Of tied output layers, which stay unmerged here.
+            # Ignore the warning about tied output layers, which are never merged here.
             warnings.simplefilter("ignore")
             inject_adapter_in_model(config, self.model, label)
         self._labels[name] = label
@@ -113,7 +113,7 @@ class ModelVariants:
         self._trainable()
 
     def _draw_first_values(self, name: str, seed: int) -> None:
-        """Draw A as peft does, of the seed alone: other threads may draw from the generator of the process."""
+        """Initialize A like peft, but from the seed alone, as other threads may use the global generator."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for key, weight in self.parameters(name).items():
@@ -122,7 +122,7 @@ class ModelVariants:
                     weight.copy_(nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator))
 
     def rename(self, name: str, new: str) -> None:
-        """Give an adapter or a copy another name."""
+        """Rename an adapter or a copy."""
         named: dict[str, Any] = self._copies if name in self._copies else self._labels
         named[new] = named.pop(name)
 
@@ -140,7 +140,7 @@ class ModelVariants:
                 values.pop(label, None)
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
-        """Return the weights that are trained, by the names that they are saved with."""
+        """Return the trained weights, by their names in saved files."""
         if name in self._copies:
             return dict(self._copies[name].causal.named_parameters())
         label, result = self._labels[name], dict[str, nn.Parameter]()
@@ -152,12 +152,12 @@ class ModelVariants:
         return result
 
     def _saved(self, name: str) -> Mapping[str, Tensor]:
-        """Return what is saved of an adapter or a copy: its weights, and what else the state of a copy has."""
+        """Return the tensors to save of an adapter or a copy: weights, and buffers in a copy's state."""
         return _tensors(self._copies[name].causal) if name in self._copies else self.parameters(name)
 
     @contextmanager
     def using(self, name: str | None) -> Generator[LanguagePolicy, None, None]:
-        """Compute with an adapter or a copy in here; None: with the model as it is."""
+        """Use an adapter or a copy within the block; None: the base model."""
         policy = self._copies.get(name) if name is not None else None
         if policy is None:
             label = None if name is None else self._labels[name]
@@ -172,10 +172,10 @@ class ModelVariants:
                 yield policy
 
     def save(self, name: str, settings: AdapterSettings, folder: Path) -> None:
-        """Write an adapter, or all weights, into a folder that exists: what peft or transformers reads, and settings.
+        """Write an adapter for peft, or all weights for transformers, with settings, into an existing folder.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the folder cannot be written.
         """
         write_tensors(folder / _file_of(settings), self._saved(name))
         if settings.rank:
@@ -187,10 +187,10 @@ class ModelVariants:
         (folder / ADAPTER).write_text(json.dumps(settings._asdict()))
 
     def load(self, name: str, folder: Path) -> AdapterSettings:
-        """Add what is in a folder of `save`, and return its settings.
+        """Add an adapter or copy that `save` wrote, and return its settings.
 
         Raises:
-            ConfigError: the folder has another model's, or values that are not finite.
+            ConfigError: the weights belong to another model, or are not finite.
             OSError, ValueError: a file is missing or damaged.
         """
         settings = read_adapter(folder)
@@ -255,37 +255,37 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def served_dtype(config: ServeConfig, device: torch.device) -> torch.dtype:
-    """Return the type of the weights: the configured one; on a CPU float32, where half the bits are slower."""
+    """Return the configured type of the weights; on a CPU float32, as half precision is slower there."""
     return DTYPES[config.actor.model.precision] if device.type != "cpu" else torch.float32
 
 
 def load_base(config: ServeConfig, tokenizer: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return the model that is served, in evaluation mode, on its device.
+    """Return the served model, in evaluation mode, on its device.
 
     Args:
-        config: the whole file.
+        config: the whole configuration.
         tokenizer: the tokenizer of the model.
-        device: where it computes.
-        dtype: the type of its weights; None: see `served_dtype`.
+        device: the device of the model.
+        dtype: the type of the weights; None: see `served_dtype`.
 
     Raises:
-        ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.
+        ConfigError: the model cannot be loaded, or lacks tokens of the tokenizer.
     """
     model: Any = make_model(config.actor, tokenizer, dtype or served_dtype(config, device))
     return model.to(device).eval()
 
 
 def served_facts(model: Any, stops: tuple[int, ...]) -> ServedFacts:
-    """Return what the server has to know of the model."""
+    """Return the facts of the model that the server needs."""
     return ServedFacts(model.get_input_embeddings().weight.shape[0], stops)
 
 
 def _file_of(settings: AdapterSettings) -> str:
-    """Return the file of weights: peft and transformers load what is saved here."""
+    """Return the name of the weights' file that peft or transformers loads."""
     return WEIGHTS if settings.rank else "model.safetensors"
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights of a model and what else its state has, each once."""
+    """Return the weights of a model and the buffers in its state, each once."""
     state, buffers = model.state_dict(), dict(model.named_buffers())
     return {**dict(model.named_parameters()), **{name: state[name] for name in state if name in buffers}}

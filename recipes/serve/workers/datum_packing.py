@@ -1,6 +1,6 @@
-"""Data of the Tinker SDK: packed rows whose positions predict given targets, a rank's share of a batch, and losses.
+"""Data of the Tinker SDK: packing into rows, division over ranks, and losses.
 
-Losses are sums over tokens; thresholds bound the ratio itself, as 0.8 and 1.2 do.
+Losses are sums over tokens; thresholds bound the ratio, such as 0.8 and 1.2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 def data_logprobs(policy: LanguagePolicy, data: Sequence[Datum], device: torch.device | str = "cpu") -> Tensor:
     """Return the log-probabilities of the targets of data, in the order of data, positions and K; float32 [A].
 
-    Tokens that several data begin with are computed once where that is worth it, and so are equal targets of one.
+    Common prefixes of data are computed once if worth it, and so are equal targets at a position.
     """
     longest = max(len(datum.tokens) for datum in data)
     layout = RowLayout([datum.tokens.tolist() for datum in data], masks=policy.takes_masks(longest))
@@ -44,18 +44,18 @@ def data_logprobs(policy: LanguagePolicy, data: Sequence[Datum], device: torch.d
 def shares(
     data: Sequence[Datum], world_size: int, rank: int, max_tokens: int, *, masks: bool = True
 ) -> list[list[int]]:
-    """Return the micro-batches of a rank's share of a batch, by the numbers of data; there may be none.
+    """Return the micro-batches of a rank's share of a batch, as numbers of data; there may be none.
 
-    Data with a common beginning are neighbours, so that few micro-batches compute it.
+    Data with a common prefix are adjacent, so that few micro-batches compute it.
 
     Args:
         data: the batch of all ranks together.
         world_size, rank: the number of ranks, and the rank of this process.
-        max_tokens: about the maximum tokens of a micro-batch, common beginnings counted once; a longer datum forms its
-            own.
-        masks: whether the model takes rows with a mask; otherwise each datum takes as much as the longest.
+        max_tokens: the approximate maximum tokens of a micro-batch, with common prefixes counted once; a longer datum
+            is a micro-batch by itself.
+        masks: whether the model accepts rows with a mask; if not, each datum costs as much as the longest.
     """
-    # Big-endian bytes are ordered as the numbers are.
+    # Big-endian bytes sort like the numbers.
     order = sorted(range(len(data)), key=lambda number: (data[number].tokens.astype(">u4").tobytes(), number))
     lengths = [len(data[number].tokens) for number in order]
     shared = [0, *(_beginning(data[one], data[other]) for one, other in pairwise(order))]
@@ -64,9 +64,9 @@ def shares(
     room, longest = -1, 0
     shares_row = WIDEST if masks else 0
     for place, number in enumerate(order):
-        # The rank within whose share of all tokens the middle of this datum's lies.
+        # The datum belongs to the rank whose share of all tokens contains the middle of the datum's tokens.
         middle = ends[place] - (lengths[place] - shared[place]) / 2
-        # Equal data add no tokens: the last ones lie at the end.
+        # Clamp to the last rank: equal data add no tokens, so the last ones may lie at the very end.
         if min(world_size - 1, int(middle * world_size / ends[-1])) != rank:
             continue
         cost = lengths[place] - (shared[place] if parts else 0)
@@ -81,7 +81,7 @@ def shares(
 
 
 def _beginning(one: Datum, other: Datum) -> int:
-    """Return the tokens that two data begin with, where they are enough to be computed once."""
+    """Return the length of the common prefix of two data; 0 if not worth sharing."""
     shortest = min(len(one.tokens), len(other.tokens))
     common = int((one.tokens[:shortest] == other.tokens[:shortest]).cumprod().sum())
     return common if common >= MIN_SHARED else 0
@@ -90,9 +90,9 @@ def _beginning(one: Datum, other: Datum) -> int:
 Inputs: TypeAlias = Mapping[str, Tensor]
 Settings: TypeAlias = Mapping[str, float]
 TokenLoss: TypeAlias = Callable[[Tensor, Inputs, Settings], Tensor]
-"""Returns the sum over the tokens of one sequence, a scalar.
+"""A function that returns the summed loss over the tokens of one sequence, a scalar.
 
-It takes log-probabilities of the targets, float [N] or [N, K], inputs of that shape, and the settings of the loss.
+Its arguments are log-probabilities of the targets, float [N] or [N, K], inputs of that shape, and settings.
 """
 
 
@@ -105,7 +105,7 @@ def _ratio(logprobs: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _clipped(ratio: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
-    """Return ratios within the thresholds, which are those of the tokens where these are given."""
+    """Return ratios clipped to the thresholds, which inputs may give per token."""
     low = inputs[LOW] if LOW in inputs else torch.as_tensor(settings[LOW])
     high = inputs[HIGH] if HIGH in inputs else torch.as_tensor(settings[HIGH])
     return torch.maximum(torch.minimum(ratio, high.to(ratio)), low.to(ratio))
@@ -128,15 +128,16 @@ def _cispo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
 
 
 def _dro(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
-    """Direct reward optimisation (Richemond et al., arXiv 2405.19107), by tokens, with advantages for its rewards."""
+    """Direct reward optimization (Richemond et al., arXiv 2405.19107), per token, with advantages as rewards."""
     distance = (logprobs - inputs["logprobs"]).square()
     return -(logprobs * inputs["advantages"] - 0.5 * settings["beta"] * distance).sum()
 
 
 def _gspo(logprobs: Tensor, inputs: Inputs, settings: Settings) -> Tensor:
-    """GSPO's token form (Zheng et al., arXiv 2507.18071, eq. 14): the sequence's ratio clips, tokens have gradients.
+    """GSPO's token form (Zheng et al., arXiv 2507.18071, eq. 14): the sequence's ratio is clipped, with token
+    gradients.
 
-    The ratio is the geometric mean over the tokens of `sequence_ratio_mask`, by default those with an advantage.
+    The ratio is the geometric mean over the tokens of `sequence_ratio_mask`, by default those with nonzero advantages.
     """
     advantages = inputs["advantages"]
     mask = inputs.get("sequence_ratio_mask")

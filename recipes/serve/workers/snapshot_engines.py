@@ -1,4 +1,4 @@
-"""The interface of engines that draw from several snapshots of one model, and this project's own."""
+"""The interface of engines that sample from several snapshots of one model, and the built-in one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens
 from recipes.serve.workers.adapters import ModelVariants, load_base
 from recipes.serve.workers.datum_packing import data_logprobs
 
-# Tokens that an engine draws before the next one has its turn.
+# The steps of an engine before it is the next engine's turn.
 _TURN = 8
-# The log-probability of a place without tokens, which clients know.
+# The log-probability that means "no token" to clients.
 NO_LOGPROB = -99999.0
 
 
@@ -31,8 +31,8 @@ class Drawn(NamedTuple):
     """The outcome of some steps.
 
     Attributes:
-        answers: answers that ended.
-        lost: the error of each request whose engine raised one; the engines have forgotten these requests.
+        answers: the answers that ended.
+        lost: the error of each request whose engine failed, by id; the engines have forgotten these requests.
     """
 
     answers: list[Sequence]
@@ -40,7 +40,7 @@ class Drawn(NamedTuple):
 
 
 class SnapshotEngines(ABC):
-    """Draws answers from snapshots, each by its folder; None is the model as it is."""
+    """Engines that sample from snapshots, given by folder; None is the base model."""
 
     def __init__(self) -> None:
         # Requests that have begun, by id.
@@ -48,50 +48,50 @@ class SnapshotEngines(ABC):
 
     @abstractmethod
     def has_room(self, snapshot: str | None) -> bool:
-        """Return whether a request to a snapshot can begin now; otherwise it waits until others have ended."""
+        """Return whether a request to a snapshot can begin now, or must wait until others have ended."""
 
     @abstractmethod
     def begin(self, drawing: Drawing, request: Request) -> None:
         """Begin a request.
 
         Raises:
-            ValueError: it cannot be obeyed.
-            OSError, RLinfError: its snapshot cannot be read.
+            ValueError: the request is invalid.
+            OSError, RLinfError: the snapshot cannot be read.
         """
 
     @abstractmethod
     def draw(self) -> Drawn:
-        """Draw some tokens of each request.
+        """Sample some tokens for each request.
 
         Raises:
-            WorkerDiedError, torch.AcceleratorError: nothing can be computed any more.
+            WorkerDiedError, torch.AcceleratorError: no further computation is possible.
         """
 
     @abstractmethod
     def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
-        """Return log-probabilities of a prompt's tokens, float32 [N]; those of the first and the unasked are NaN."""
+        """Return log-probabilities of a prompt's tokens, float32 [N]; NaN for the first and those not requested."""
 
     @abstractmethod
     def prompt_top(self, drawing: Drawing) -> TopTokens:
-        """Return the most likely tokens at each place of a prompt; the first and the unasked have none."""
+        """Return the most likely tokens at each position of a prompt; none for the first and those not requested."""
 
     @abstractmethod
     def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
-        """Return the most likely tokens at each place of an answer, at the temperature that it was drawn with."""
+        """Return the most likely tokens at each position of an answer, at its sampling temperature."""
 
     def forget(self, request_id: str) -> None:
-        """Drop what is kept of a request that has ended, or whose answers nobody waits for."""
+        """Drop the data of a request that ended or was cancelled."""
         self._drawn.pop(request_id, None)
 
 
 class TorchSnapshots(SnapshotEngines):
-    """An engine of this project for each snapshot, all over one model whose adapters take turns.
+    """A built-in engine for each snapshot, all over one model whose adapters take turns.
 
     A snapshot of all weights is a separate model, of which `server.max_full_models` are kept.
 
     Args:
-        config: the whole file.
-        model: the model that is served.
+        config: the whole configuration.
+        model: the served model.
         tokenizer: the tokenizer of the model.
     """
 
@@ -101,9 +101,9 @@ class TorchSnapshots(SnapshotEngines):
         self._tokenizer = tokenizer
         copy = partial(load_base, config, tokenizer, model.device)
         self._variants = ModelVariants(model, config.actor.lora_alpha, copy)
-        # By the folder of the snapshot, least recently used first.
+        # The engines by folder of the snapshot, least recently used first.
         self._engines: OrderedDict[str | None, Engine] = OrderedDict()
-        # Snapshots of all weights among them.
+        # The loaded snapshots of all weights.
         self._full: set[str] = set()
 
     def has_room(self, snapshot: str | None) -> bool:
@@ -118,10 +118,10 @@ class TorchSnapshots(SnapshotEngines):
         try:
             return read_adapter(Path(snapshot)).rank == 0
         except OSError:
-            return False  # whoever loads it says so
+            return False  # loading it raises the error
 
     def _alike(self, snapshot: str | None) -> list[str | None]:
-        """Return the snapshots that are loaded and count together with another one, least recently used first."""
+        """Return the loaded snapshots of the same kind as another, least recently used first."""
         full = self._is_full(snapshot)
         return [name for name in self._engines if (name in self._full) == full]
 
@@ -140,7 +140,7 @@ class TorchSnapshots(SnapshotEngines):
         self._drawn[drawing.request_id] = drawing
 
     def _load(self, snapshot: str | None) -> None:
-        """Make the engine of a snapshot, in the place of one that is idle where there are too many."""
+        """Create the engine of a snapshot, after unloading idle ones if there are too many."""
         loaded, most = self._alike(snapshot), self._most(snapshot)
         idle = [name for name in loaded if not self._engines[name].unfinished]
         for name in idle[: max(0, len(loaded) + 1 - most)]:
@@ -160,7 +160,7 @@ class TorchSnapshots(SnapshotEngines):
             raise
 
     def _unload(self, snapshot: str | None) -> None:
-        """Free a snapshot, with the requests that its engine has not answered."""
+        """Unload a snapshot, with the unfinished requests of its engine."""
         self._engines.pop(snapshot, None)
         if snapshot is not None:
             self._full.discard(snapshot)
@@ -168,7 +168,7 @@ class TorchSnapshots(SnapshotEngines):
                 self._variants.remove(snapshot)
 
     def draw(self) -> Drawn:
-        """See `SnapshotEngines`: an error ends the engine of one snapshot."""
+        """See `SnapshotEngines`: an error ends only the engine of one snapshot."""
         drawn = Drawn([], {})
         for snapshot, engine in list(self._engines.items()):
             try:
@@ -179,7 +179,7 @@ class TorchSnapshots(SnapshotEngines):
                         drawn.answers.extend(engine.step())
             except torch.AcceleratorError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, other snapshots go on
+            except Exception as error:  # noqa: BLE001 - other snapshots continue after any error
                 self._unload(snapshot)
                 drawn.lost.update({name: error for name, one in self._drawn.items() if one.snapshot == snapshot})
         for request_id in drawn.lost:
@@ -223,5 +223,5 @@ class TorchSnapshots(SnapshotEngines):
 
 
 def no_tokens(length: int, k: int) -> TopTokens:
-    """Return the most likely tokens at places none of which has any."""
+    """Return `TopTokens` without tokens at any position."""
     return TopTokens(np.zeros((length, k), np.int32), np.full((length, k), NO_LOGPROB, np.float32))

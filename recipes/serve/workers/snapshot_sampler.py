@@ -1,4 +1,4 @@
-"""The workers that sample: requests to several snapshots, drawn together."""
+"""The workers that sample from several snapshots at the same time."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ LOGGER: Final = logging.getLogger("rlinf")
 
 
 class SnapshotSampler(ComparingWorker):
-    """Samples from snapshots, several at a time, by the engine that `rollout.backend` names."""
+    """A worker that samples from several snapshots at a time with the engine of `rollout.backend`."""
 
     config_section = "rollout"
 
     def __init__(self, config: ServeConfig) -> None:
         super().__init__()
         self._config = config
-        # Those whose snapshots there is no room for yet.
+        # Requests whose snapshots have no room yet.
         self._waiting: deque[Drawing] = deque()
         self._drawings: dict[str, Drawing] = {}
-        # Those that an error has interrupted: each is drawn again, and by itself, so that it fails alone.
+        # Requests that an error interrupted: each is repeated alone, so that it fails alone.
         self._suspects: set[str] = set()
         self._answers: dict[str, list[Sequence]] = {}
 
@@ -42,7 +42,7 @@ class SnapshotSampler(ComparingWorker):
         """Load or build the model.
 
         Raises:
-            ConfigError: the model cannot be loaded, or the engine computes otherwise than transformers.
+            ConfigError: the model cannot be loaded, or the engine's log-probabilities differ from transformers'.
         """
         config = self._config
         torch.set_num_threads(config.rollout.threads)
@@ -63,15 +63,15 @@ class SnapshotSampler(ComparingWorker):
         return served_facts(model, stops)
 
     def advance(self, requests: list[Drawing], cancelled: list[str], seconds: float) -> dict[str, SampleOutcome]:
-        """Take requests, and draw until one of all is done or some time is over.
+        """Take requests, and sample until any request is done or the time is over.
 
         Args:
-            requests: new ones.
-            cancelled: ids of requests whose answers nobody waits for.
-            seconds: longest time.
+            requests: the new requests.
+            cancelled: the ids of cancelled requests.
+            seconds: the maximum time in seconds.
 
         Returns:
-            The requests that are done, by id.
+            The outcomes of the finished requests, by id.
 
         Raises:
             WorkerDiedError: the state of this worker cannot be trusted after an error.
@@ -103,7 +103,7 @@ class SnapshotSampler(ComparingWorker):
         return done
 
     def _begin(self) -> dict[str, SampleOutcome]:
-        """Begin the requests that there is room for, in order, and return those that cannot be served."""
+        """Begin waiting requests in order while there is room, and return the outcomes of those that fail."""
         failed: dict[str, SampleOutcome] = {}
         while self._waiting and self._may_begin(self._waiting[0]):
             drawing = self._waiting.popleft()
@@ -111,7 +111,7 @@ class SnapshotSampler(ComparingWorker):
                 self._engines.begin(drawing, request_of(drawing))
             except torch.AcceleratorError:
                 raise
-            except Exception as error:  # noqa: BLE001 - memory may not be enough for its snapshot
+            except Exception as error:  # noqa: BLE001 - such as a lack of memory for the snapshot
                 refused = isinstance(error, ValueError | OSError | RLinfError)
                 failed[drawing.request_id] = SampleOutcome([], failure=str(error)) if refused else _failed(error)
                 self._forget(drawing.request_id)
@@ -121,13 +121,13 @@ class SnapshotSampler(ComparingWorker):
         return failed
 
     def _may_begin(self, drawing: Drawing) -> bool:
-        """Return whether there is room for a request; none is beside one that an error has interrupted."""
+        """Return whether a request may begin; an interrupted request runs alone."""
         if drawing.request_id in self._suspects and self._drawings:
             return False
         return self._suspects.isdisjoint(self._drawings) and self._engines.has_room(drawing.snapshot)
 
     def _interrupted(self, request_id: str, error: Exception) -> dict[str, SampleOutcome]:
-        """Draw a request again by itself, or fail it if it was; its tokens depend on no other request."""
+        """Repeat an interrupted request alone, or fail it if it already ran alone; its tokens are the same."""
         drawing, was_alone = self._drawings.get(request_id), request_id in self._suspects
         self._forget(request_id)
         if drawing is None:
@@ -140,7 +140,7 @@ class SnapshotSampler(ComparingWorker):
         return {}
 
     def _forget(self, request_id: str) -> None:
-        """Drop what is kept of a request."""
+        """Drop the data of a request."""
         self._drawings.pop(request_id, None)
         self._answers.pop(request_id, None)
         self._suspects.discard(request_id)
@@ -160,7 +160,7 @@ class SnapshotSampler(ComparingWorker):
             outcome = SampleOutcome([], failure=failure) if failure else self._outcome(drawing, answers)
         except torch.AcceleratorError:
             raise
-        except Exception as error:  # noqa: BLE001 - of what this request asks for besides
+        except Exception as error:  # noqa: BLE001 - raised by the extras of this request
             outcome = _failed(error)
         self._forget(request_id)
         return {request_id: outcome}
@@ -181,7 +181,7 @@ class SnapshotSampler(ComparingWorker):
 
 
 def _failed(error: Exception) -> SampleOutcome:
-    """Return the outcome of a request in which an error came up."""
+    """Return the outcome of a request that failed with an unexpected error."""
     return SampleOutcome([], failure=f"the engine failed: {type(error).__name__}: {_first_line(error)}")
 
 

@@ -1,4 +1,4 @@
-"""vLLM as the engine of several snapshots: each request names its adapter, which vLLM loads beside the others."""
+"""vLLM as the engine of several snapshots, with one adapter per request."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from recipes.serve.workers.snapshot_engines import Drawn, SnapshotEngines, no_to
 from recipes.training.tensor_files import write_tensors
 from rlinf_core import WorkerDiedError
 
-# Adapters in one step of vLLM; requests to others wait for the next.
+# The maximum adapters in one step of vLLM; requests to others wait for the next step.
 _AT_ONCE: Final = 4
-# Adapters whose numbers are remembered.
+# The maximum adapters whose numbers are remembered.
 _KNOWN: Final = 1024
-# What vLLM gives at each place: log-probabilities by token, the token itself among them.
+# vLLM's output at a position: log-probabilities by token, including the token itself.
 _Place = Mapping[int, Any]
 
 
@@ -41,20 +41,20 @@ class AdaptersEngine(VllmEngine):
     """vLLM with an adapter for each request, and log-probabilities of prompts and of the most likely tokens.
 
     Attributes:
-        prompts: what vLLM gave at each place of a prompt, by request.
-        places: what it gave at each place of an answer, by request and number of the answer.
+        prompts: vLLM's output at each position of a prompt, by request.
+        places: vLLM's output at each position of an answer, by request and number of the answer.
     """
 
     def __init__(self, folder: str | Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.prompts: dict[str, list[_Place | None]] = {}
         self.places: dict[tuple[str, int], list[_Place]] = {}
-        # Numbers by which vLLM knows adapters, by their folders.
+        # vLLM's numbers of adapters, by folder.
         self._numbers: dict[str, int] = {}
         self._counter = itertools.count(1)
 
     def forget(self, request_id: str, samples: int) -> None:
-        """Drop what is kept of a request, and end its answers that are still being sampled."""
+        """Drop the data of a request, and abort its running answers."""
         self.prompts.pop(request_id, None)
         for sample in range(samples):
             self.places.pop((request_id, sample), None)
@@ -66,10 +66,10 @@ class AdaptersEngine(VllmEngine):
             del self._running[name]
 
     def check(self, request: Request) -> None:
-        """Check that vLLM takes the parameters and the adapter of a request: in a step, its refusal would fail all.
+        """Check that vLLM accepts the parameters and the adapter of a request, as a refusal in a step would fail all.
 
         Raises:
-            ValueError: it does not.
+            ValueError: vLLM does not accept them.
         """
         self._params(request, 0)
         adapter = self._lora_request(request)
@@ -77,11 +77,11 @@ class AdaptersEngine(VllmEngine):
             raise ValueError("vLLM did not load the LoRA adapter")
 
     def adapts_output(self, width: int, vocabulary: int) -> bool:
-        """Return whether vLLM takes adapters of the output layer, which depends on its class of the model.
+        """Return whether vLLM supports adapters of the output layer, which depends on its model class.
 
         Args:
-            width: width of the model.
-            vocabulary: number of token ids.
+            width: the width of the model.
+            vocabulary: the number of token ids.
         """
         layer = "base_model.model.lm_head.lora"
         weights = {f"{layer}_A.weight": torch.zeros(1, width), f"{layer}_B.weight": torch.zeros(vocabulary, 1)}
@@ -99,11 +99,11 @@ class AdaptersEngine(VllmEngine):
     def _reference(self, snapshot: str) -> Any:
         if snapshot not in self._numbers:
             self._numbers[snapshot] = next(self._counter)
-            # One that comes again after that many others is read again, under another number.
+            # A forgotten adapter that returns is read again, under another number.
             while len(self._numbers) > _KNOWN:
                 self._numbers.pop(next(iter(self._numbers)))
         number = self._numbers[snapshot]
-        # Its name is part of the keys of vLLM's prefix cache.
+        # The name is part of the keys of vLLM's prefix cache, so it must be unique.
         return importlib.import_module("vllm.lora.request").LoRARequest(str(number), number, snapshot)
 
     def _lora_request(self, request: Request) -> Any:
@@ -111,7 +111,7 @@ class AdaptersEngine(VllmEngine):
         return None if snapshot is None else self._reference(snapshot)
 
     def _further_params(self, request: Request, sample: int) -> dict[str, Any]:
-        """See `VllmEngine`: tokens end an answer only where the request says so."""
+        """See `VllmEngine`: only the request's tokens end an answer."""
         drawing = _drawing(request)
         params: dict[str, Any] = {"logprobs": drawing.answer_top, "ignore_eos": True}
         if sample == 0 and (drawing.prompt_logprobs or drawing.prompt_top):
@@ -119,7 +119,7 @@ class AdaptersEngine(VllmEngine):
         return params
 
     def _failed(self, error: Exception) -> list[Sequence]:
-        """See `VllmEngine`: raise the error in any case, since one request may be to blame."""
+        """See `VllmEngine`: always raise the error, since one request may have caused it."""
         super()._failed(error)
         raise error
 
@@ -133,12 +133,12 @@ class AdaptersEngine(VllmEngine):
 
 
 class VllmSnapshots(SnapshotEngines):
-    """One engine of vLLM for all snapshots.
+    """A single vLLM engine for all snapshots.
 
     Args:
         engine: the engine.
-        most: snapshots that it has in memory.
-        adapts_output: whether it takes adapters of the output layer.
+        most: the maximum snapshots in memory.
+        adapts_output: whether the engine supports adapters of the output layer.
     """
 
     def __init__(self, engine: AdaptersEngine, most: int, *, adapts_output: bool) -> None:
@@ -158,12 +158,12 @@ class VllmSnapshots(SnapshotEngines):
         self._drawn[drawing.request_id] = drawing
 
     def draw(self) -> Drawn:
-        """See `SnapshotEngines`: an error takes all requests with it, which can be drawn again."""
+        """See `SnapshotEngines`: an error fails all requests, which can be repeated."""
         try:
             return Drawn(self._engine.step(), {})
         except (WorkerDiedError, torch.AcceleratorError):
             raise
-        except Exception as error:  # noqa: BLE001 - of vLLM, or of what one request asks for
+        except Exception as error:  # noqa: BLE001 - from vLLM, or caused by one request
             lost = dict.fromkeys(self._drawn, error)
             for request_id in lost:
                 self.forget(request_id)
@@ -187,7 +187,7 @@ class VllmSnapshots(SnapshotEngines):
         return top
 
     def _asked(self, drawing: Drawing) -> list[tuple[int, int, _Place]]:
-        """Return the places of a prompt that are asked about, each with its token and what vLLM gave."""
+        """Return the requested positions of a prompt, each with its token and vLLM's output."""
         places = list(enumerate(zip(drawing.prompt, self._engine.prompts[drawing.request_id], strict=True)))
         first = max(1, len(places) - drawing.prompt_last)
         return [(place, token, entry) for place, (token, entry) in places[first:] if entry is not None]
@@ -195,7 +195,7 @@ class VllmSnapshots(SnapshotEngines):
     def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
         top = no_tokens(len(answer.tokens), drawing.answer_top)
         places = self._engine.places[drawing.request_id, answer.sample]
-        # Tokens after a stop text are cut off.
+        # The answer may be cut off at a stop text.
         for place, entry in enumerate(places[: len(answer.tokens)]):
             top.ids[place], top.logprobs[place] = _most_likely(entry, drawing.answer_top)
         return top
@@ -204,13 +204,13 @@ class VllmSnapshots(SnapshotEngines):
 def make_vllm_snapshots(
     config: ServeConfig, tokenizer: Any, device: torch.device, owner: str
 ) -> tuple[VllmSnapshots, int]:
-    """Return vLLM with the model that is served, and the number of its token ids.
+    """Return vLLM with the served model, and the number of its token ids.
 
     Args:
-        config: the whole file.
+        config: the whole configuration.
         tokenizer: the tokenizer of the model.
-        device: where the model computes.
-        owner: the worker whose engine it is, for errors.
+        device: the device of the model.
+        owner: the worker that owns the engine, for errors.
 
     Raises:
         ConfigError: vllm is not installed, or cannot load the model.
@@ -234,11 +234,10 @@ def make_vllm_snapshots(
             decode=tokenizer.decode,
             max_running_tokens=rollout.max_running_tokens,
             max_sequence_tokens=config.server.context_length,
-            # Any temperature but 1: log-probabilities are those after it, as the other engine gives them.
+            # A temperature other than 1 selects log-probabilities after temperature, like those of the built-in engine.
             temperature=0.5,
-            tensor_parallel_size=rollout.tensor_parallel_size,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-            options={**adapters, **rollout.engine_options},
+            **dict(rollout.vllm),
+            options={**adapters, **rollout.arguments},
             owner=owner,
         )
     except BaseException:

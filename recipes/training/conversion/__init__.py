@@ -1,4 +1,4 @@
-"""Checkpoints of an earlier rlinf, which were pickled, in the format of this one: the only reader of pickles.
+"""Conversion of an earlier rlinf's pickled checkpoints to the present format; the only reader of pickles.
 
-It goes with the release after this one.
+To be removed one release after this one.
 """

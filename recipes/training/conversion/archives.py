@@ -21,7 +21,7 @@ from recipes.training.conversion.pickles import Name, PickleReader, check_plain
 from recipes.training.tensor_files import check_shape
 from rlinf_core.foreign.files import open_regular
 
-# Of a part in a zip: a mark, and at its end the lengths of name and extra field.
+# The header of a zip entry: a signature, and at its end the lengths of name and extra field.
 _HEADER: Final = struct.Struct("<4s22xHH")
 _DTYPES: Final = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _STORAGES: Final = {
@@ -37,16 +37,16 @@ _STORAGES: Final = {
     "torch.BoolStorage": torch.bool,
     "torch.ComplexFloatStorage": torch.complex64,
     "torch.ComplexDoubleStorage": torch.complex128,
-    # Of types that have no storage class: `_rebuild_tensor_v3` says which one it is.
+    # For types that have no storage class; `_rebuild_tensor_v3` names the type.
     "torch.storage.UntypedStorage": torch.uint8,
 }
 
 
 class FileSlice(io.RawIOBase):
-    """A part of a file that can be read and sought in.
+    """A readable, seekable part of a file.
 
     Args:
-        file: stays open, and is moved about in.
+        file: the file; it stays open, and its position changes.
         offset: the offset of the part's first byte.
         length: the length of the part, in bytes.
     """
@@ -82,8 +82,9 @@ def load_archive(file: Path) -> Any:
     """Return the content of a file of `torch.save`, tensors on the host.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such file, or holds something other than tensors, containers, numbers and text.
+        OSError: the file cannot be read.
+        ValueError: the file is not such an archive, or holds something other than tensors, containers, numbers and
+            text.
     """
     with open_regular(file) as opened:
         return read_archive(opened)
@@ -93,7 +94,7 @@ def read_archive(file: IO[bytes]) -> Any:
     """Return the content of an archive of `torch.save` in an open file, tensors on the host.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         ValueError: see `load_archive`.
     """
     try:
@@ -109,8 +110,8 @@ class _ArchiveReader(PickleReader):
     """A reader of the stream of one archive.
 
     Args:
-        archive: open.
-        file: the same, to read its bytes without copies.
+        archive: the open archive.
+        file: the file of the archive, to read its bytes without copies.
     """
 
     def __init__(self, archive: zipfile.ZipFile, file: IO[bytes]) -> None:
@@ -118,12 +119,12 @@ class _ArchiveReader(PickleReader):
         entries = archive.infolist()
         self._entries = {entry.filename.partition("/")[2]: entry for entry in entries}
         self._storages: dict[str, Tensor] = {}
-        # Nothing is compressed, so that no file becomes larger than it is.
+        # Compressed records could expand beyond the size of the file.
         if len(self._entries) != len(entries) or any(
             entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries
         ):
             raise ValueError("its records are compressed or have duplicate names")
-        # Nor by parts that overlap.
+        # The bytes that records may still take: overlapping records could claim more than the file holds.
         self._left = archive.start_dir
 
     def whole(self) -> object:
@@ -133,7 +134,7 @@ class _ArchiveReader(PickleReader):
         return self.read(bytes(self._bytes("data.pkl").numpy()))
 
     def stored(self, reference: object) -> object:
-        """Return the bytes and the type of a storage."""
+        """Return a storage: its bytes and the type of its elements."""
         kind, storage, key, _, _ = cast("tuple[Any, ...]", reference)
         if kind != "storage" or type(storage) is not Name or storage not in _STORAGES or type(key) is not str:
             raise ValueError("it refers to an object that is not a tensor storage")
@@ -142,7 +143,7 @@ class _ArchiveReader(PickleReader):
         return _Storage(self._storages[key], _STORAGES[storage])
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> object:
-        """Return a tensor, or an empty mapping for the class of ordered ones."""
+        """Return a tensor, or an empty mapping for `OrderedDict`."""
         if name == "collections.OrderedDict" and not arguments:
             return {}
         if name == "torch._utils._rebuild_parameter":
@@ -157,7 +158,7 @@ class _ArchiveReader(PickleReader):
         return super().make(name, arguments)
 
     def build(self, value: object, state: Any) -> None:
-        """Ignore module metadata: the version of the format."""
+        """Ignore the state of an ordered mapping: metadata of a module, such as its format version."""
         if type(value) is not dict:
             super().build(value, state)
 
@@ -198,7 +199,7 @@ def parse_dtype(name: object) -> torch.dtype:
     """Return the dtype that a name such as `torch.float32` denotes.
 
     Raises:
-        ValueError: it stands for none.
+        ValueError: the name denotes no dtype.
     """
     if type(name) is not Name or name not in _DTYPES:
         raise ValueError(f"`{name}` is not a numeric type")
@@ -225,10 +226,10 @@ def _view(storage: object, dtype: torch.dtype | None, offset: Any, size: Any, st
 
 
 def natural_numbers(values: object) -> tuple[int, ...]:
-    """Return a tuple or list of sizes as it is.
+    """Return a tuple or list of natural numbers as a tuple.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value is something else.
     """
     if not isinstance(values, (tuple, list)):
         raise ValueError("a shape is not a list of integers")

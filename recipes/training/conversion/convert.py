@@ -1,8 +1,8 @@
 """Conversion of checkpoints of an earlier rlinf: `rlinf runs convert` calls `convert_checkpoint`.
 
-Folders of weights in torch's earlier format are read as data: torch's own reader unpickles `.metadata`, the index of
-the shards, and every value in a shard that is not a tensor: a checkpoint is a program to it. Here the index is read by
-`pickles`, the shards by `archives`, and both are checked against each other.
+Folders of weights in torch's earlier format are read as data. torch's own reader unpickles both `.metadata`, the index
+of the shards, and every non-tensor in a shard, and would thereby run code in a checkpoint. Here `pickles` reads the
+index and `archives` the shards, and both are checked against each other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KINDS: Final[dict[str, str]] = {
     f"{_FORMAT}filesystem._StorageInfo": "_StorageInfo",
     "torch.Size": "Size",
     "torch.serialization._get_layout": "layout",
-    # Where the writer had it: read, and not used. Python 3.13 has moved the class.
+    # The path of the writer's file: it is read but unused. Python 3.13 has moved the class.
     "pathlib.PosixPath": "path",
     "pathlib._local.PosixPath": "path",
 }
@@ -64,10 +64,10 @@ class _Record:
 
 
 class _IndexReader(PickleReader):
-    """A reader of a checkpoint index; `Metadata` and its parts become records."""
+    """A reader of a checkpoint index, in which `Metadata` and its parts become records."""
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> object:
-        """Return a record, of the kinds of which an index consists."""
+        """Return a record for the kinds of objects that an index consists of."""
         if name not in _KINDS:
             return super().make(name, arguments)
         return _Record(_KINDS[name], arguments)
@@ -80,7 +80,7 @@ class _IndexReader(PickleReader):
             value.state = state
 
     def key(self, key: object) -> Any:
-        """Take records as keys, too: chunks are looked up by name and offset."""
+        """Accept records as keys, too: chunks are looked up by name and offset."""
         return key if type(key) is _Record else super().key(key)
 
 
@@ -98,7 +98,7 @@ class _Part(NamedTuple):
 
 
 class EarlierWeights:
-    """The folder of a component.
+    """A component's folder of weights in the earlier format.
 
     Args:
         folder: the folder with the index and its shards.
@@ -108,7 +108,7 @@ class EarlierWeights:
 
     Raises:
         OSError: the index cannot be read.
-        ValueError: it is damaged, is something other than an index, or claims more than the shards have.
+        ValueError: the index is damaged, is no index, or claims more than the shards hold.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +131,7 @@ class EarlierWeights:
             raise ValueError(f"`{INDEX}` is not a tensor index: {why}") from error
 
     def _check_claims(self) -> None:
-        """Check that tensors are no larger than what the shards have for them."""
+        """Check that tensors are no larger than their parts in the shards."""
         left = {file: (self._folder / file).stat().st_size for file in {place.file for place in self._places.values()}}
         for name, parts in self._parts.items():
             for part in parts:
@@ -145,7 +145,7 @@ class EarlierWeights:
 
         Raises:
             OSError: a shard cannot be read.
-            ValueError: it is damaged, or does not hold what the index says.
+            ValueError: a shard is damaged, or contradicts the index.
         """
         whole = torch.empty(self.tensors[name].shape, dtype=self.tensors[name].dtype)
         for offsets, sizes in self._parts[name]:
@@ -239,7 +239,7 @@ def _text(value: object) -> str:
     return value
 
 
-# Files of tensors in containers, by name: the state of off-policy learning, and answers.
+# Files of tensors in containers, by name: the state of off-policy learning, and completions.
 _ARCHIVES: Final = frozenset({"off_policy.pt", "buffered.pt", "unfinished.pt"})
 _OPTIMIZER_SETTINGS: Final = "param_groups"
 
@@ -249,10 +249,10 @@ def convert_checkpoint(checkpoint: Path, into: Path) -> bool:
 
     Args:
         checkpoint: a folder `global_step_N`, undamaged.
-        into: the folder to write, on the same disk: large files are not copied there.
+        into: the folder to write, on the same disk: unchanged files are linked, not copied.
 
     Returns:
-        Whether any was of an earlier rlinf; if not, nothing was written.
+        Whether an earlier rlinf wrote any of the files; if not, nothing was written.
 
     Raises:
         CheckpointError: a file cannot be read or written.
@@ -284,7 +284,7 @@ def convert_checkpoint(checkpoint: Path, into: Path) -> bool:
 
 
 def _targets(names: Iterable[PurePosixPath]) -> dict[PurePosixPath, PurePosixPath]:
-    """Return which file each file becomes; that of an index becomes all of its folder."""
+    """Return the file that each file becomes; the file of an index stands for its whole folder."""
     components = {name.parent for name in names if name.name == INDEX}
     targets: dict[PurePosixPath, PurePosixPath] = {}
     for name in names:
@@ -304,7 +304,7 @@ def _check_single(targets: Iterable[PurePosixPath]) -> None:
 
 
 def _convert_weights(folder: Path, file: Path) -> None:
-    """Write weights and what the optimizer keeps of each as one shard. Settings of the optimizer are the file's."""
+    """Write weights and optimizer state as one shard, without the optimizer's settings: the job file has them."""
     weights = EarlierWeights(folder)
     described = {**weights.tensors, VERSION: Described(torch.int64, ())}
     about = about_shards({name: (0,) * len(tensor.shape) for name, tensor in described.items()}, files=1)
@@ -321,7 +321,7 @@ def _tensors_of(archive: Path) -> dict[str, Tensor]:
     for path, tensor in _tensors(load_archive(archive)):
         if path in tensors:
             raise ValueError(f"it has two values `{path}`")
-        # A few bytes refer to a tensor once more. Numbers have no storage there.
+        # A few bytes can refer to the same tensor again. Numbers have no storage in the file.
         left -= tensor.nbytes if tensor.dim() else 0
         if left < 0:
             raise ValueError(f"its tensors up to `{path}` are larger than the file")
@@ -344,11 +344,11 @@ def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _link(checkpoint: Path, name: PurePosixPath, into: Path) -> None:
-    """Give a file of a checkpoint another name in `into`.
+    """Link a file of a checkpoint into `into`.
 
     Raises:
-        OSError: it is not a regular file.
-        ValueError: it is a link to a file outside of the checkpoint.
+        OSError: the file is not a regular file.
+        ValueError: the file is a link that leads out of the checkpoint.
     """
     file = Path(os.path.realpath(checkpoint / name))
     if not file.is_relative_to(os.path.realpath(checkpoint)):
@@ -357,5 +357,5 @@ def _link(checkpoint: Path, name: PurePosixPath, into: Path) -> None:
     try:
         os.link(file, into / name)
     except OSError:
-        # Some file systems have no links.
+        # Some file systems have no hard links.
         shutil.copy2(file, into / name)

@@ -1,10 +1,10 @@
 """Pickle streams, read as data.
 
-A pickle is a program: it names functions and has them called. Here the names stay names. Containers, numbers and text
-are made as they stand; whatever the stream wants to have called goes to `PickleReader.make`, which knows a few names
-and builds their values itself. So no file can reach more than the code of the reader at hand, whatever Python or torch
-allow. `torch.load(weights_only=True)` promises the same, and did not keep it before torch 2.10 (CVE-2025-32434,
-CVE-2026-24747); rlinf runs with older ones.
+A pickle is a program that names functions and calls them. Here the names stay names. Containers, numbers and text are
+built directly; every call in the stream goes to `PickleReader.make`, which knows a few names and builds their values
+itself. A file can therefore reach only the reader's own code, whatever Python or torch allow.
+`torch.load(weights_only=True)` promises the same, but broke the promise before torch 2.10 (CVE-2025-32434,
+CVE-2026-24747), and rlinf supports older versions.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import pickletools
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, cast
 
-# In bytes of a stream, whose values take up to a hundred times as much. A tensor of eight ranks takes about 1200.
+# The largest stream in bytes; its values take up to a hundred times as much memory. A tensor of eight ranks takes about
+# 1200.
 LIMIT: Final = 64 << 20
-# Types of keys whose hash takes one step: that of a tuple of tuples, each there twice, takes a step for each path.
+# Types of keys whose hash takes one step. Hashing nested tuples that repeat their parts takes exponential time.
 _KEYS: Final = (str, int)
 _CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES: Final = frozenset(
@@ -29,7 +30,7 @@ _SKIPPED: Final = frozenset(("PROTO", "FRAME"))
 
 
 class Name(str):
-    """A name of a module's class or function, as in `torch.float32`. It is text: nothing is looked up by it."""
+    """A name of a module's class or function, as in `torch.float32`. Nothing is looked up by it."""
 
     __slots__ = ()
 
@@ -37,14 +38,14 @@ class Name(str):
 class PickleReader:
     """A reader of one pickle stream; subclasses define the meaning of names.
 
-    Memory and time are in proportion to the length of the stream.
+    Memory and time are proportional to the length of the stream.
     """
 
     def make(self, name: Name, arguments: tuple[Any, ...]) -> object:
         """Return the result of a call in the stream.
 
         Raises:
-            ValueError: `name` is none that is known here, or the arguments are not those of it.
+            ValueError: `name` is unknown, or the arguments do not fit it.
         """
         raise ValueError(f"it calls `{name}`, which is never executed")
 
@@ -52,7 +53,7 @@ class PickleReader:
         """Return the object that a persistent id of the stream refers to.
 
         Raises:
-            ValueError: there is no such thing.
+            ValueError: there is no such object.
         """
         raise ValueError("it refers to another file")
 
@@ -60,7 +61,7 @@ class PickleReader:
         """Give a value of `make` its state.
 
         Raises:
-            ValueError: it takes none.
+            ValueError: the value takes no state.
         """
         raise ValueError("it modifies an immutable value")
 
@@ -68,7 +69,7 @@ class PickleReader:
         """Return the key of a mapping.
 
         Raises:
-            ValueError: it is of a type whose hash may take long.
+            ValueError: the key is of a type whose hash may take long.
         """
         return key if type(key) in _KEYS else _refuse("a mapping key is neither text nor a number")
 
@@ -76,7 +77,7 @@ class PickleReader:
         """Return the value that a stream describes.
 
         Raises:
-            ValueError: it is damaged, larger than `LIMIT`, or asks for something that is unknown here.
+            ValueError: the stream is damaged, larger than `LIMIT`, or uses an unknown name or operation.
         """
         if len(stream) > LIMIT:
             raise ValueError(f"its pickle is {len(stream)} bytes long; the limit is {LIMIT}")
@@ -150,19 +151,19 @@ class PickleReader:
             raise ValueError("it adds items to an object that is not a container")
 
 
-# Of a value that is read: one that is there twice counts twice.
+# The most parts of a value; a part that occurs twice counts twice.
 _MOST_PARTS: Final = 100_000
 
 
 def check_plain(value: object, types: tuple[type, ...] = ()) -> None:
-    """Refuse a value of other than numbers, text, None, containers of these, and `types`.
+    """Refuse a value that holds anything but numbers, text, None, containers of these, and `types`.
 
     Args:
-        value: the result of `PickleReader.read`, whose parts may be there many times, or hold one another.
-        types: further ones.
+        value: the result of `PickleReader.read`; its parts may occur many times, or contain each other.
+        types: further permitted types.
 
     Raises:
-        ValueError: it has other parts, or too many.
+        ValueError: the value has other parts, or too many.
     """
     plain = (type(None), bool, int, float, str, *types)
     pending: list[Any] = [value]

@@ -1,1 +1,1 @@
-"""The first weights of models that no rank ever holds whole: built without memory, spread, then filled by the shard."""
+"""Initial weights of models that no rank ever holds whole: built without memory, sharded, then filled by shard."""

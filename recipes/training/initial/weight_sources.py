@@ -1,6 +1,6 @@
-"""Sources of first weights: models of transformers built without memory, and the weights in their folders.
+"""Sources of initial weights: transformers models built without memory, and the weights in their folders.
 
-A shard of each is taken from a file, or from rank 0, which alone has a model whole.
+Each rank's shard comes from a file, or from rank 0, the only rank that holds a whole model.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class WeightSource(ABC):
         Args:
             name: the name of the parameter in the model.
             like: the whole parameter, or another tensor of its shape and type.
-            start, count: which rows; of a parameter without dimensions there is one.
+            start, count: the first row, and the number of rows; a 0-D parameter has one row.
         """
 
     @abstractmethod
     def buffer(self, name: str, like: Tensor) -> Tensor | None:
-        """Return a buffer of the model, on the host; None: it stays as it was made."""
+        """Return a buffer of the model, on the host; None: the buffer keeps its initial values."""
 
 
 class StoredWeights(WeightSource):
-    """The weights of files, of which a rank reads its own rows.
+    """Weights in files, of which each rank reads its own rows.
 
     Args:
-        tensors: the tensors by the names of the model.
+        tensors: the tensors by the model's names.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
@@ -75,7 +75,7 @@ class StoredWeights(WeightSource):
 
 
 class WeightsOfRankZero(WeightSource):
-    """The weights of a model that rank 0 has built or loaded, whole, on its host.
+    """The weights of a whole model that rank 0 has built or loaded on its host.
 
     Args:
         module: the model; None on other ranks.
@@ -105,13 +105,13 @@ class WeightsOfRankZero(WeightSource):
 
 @torch.no_grad()
 def fill_weights(module: nn.Module, source: WeightSource, device: torch.device) -> None:
-    """Give the parameters without memory of a module memory with the values of a source, those that are sharded for
-    this rank's rows alone; and buffers their values.
+    """Allocate the parameters without memory of a module and fill them from a source: of sharded parameters only this
+    rank's rows. Set the buffers that the source has.
 
     Args:
-        module: is changed in place; all ranks have equal ones.
+        module: is changed in place; all ranks have equal modules.
         source: the source of the values.
-        device: where parameters are to be.
+        device: the device of the parameters.
     """
     names = {id(weight): name for name, weight in module.named_parameters()}
 
@@ -152,15 +152,15 @@ def fill_weights(module: nn.Module, source: WeightSource, device: torch.device) 
 
 
 def hollow_pretrained(loader: Any, folder: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model that a folder has the configuration of, without weights. No code of the folder is run.
+    """Return the model that a folder's configuration describes, without weights. No code of the folder is run.
 
     Args:
         loader: a class with `from_config`, such as `AutoModelForCausalLM`.
-        folder: the folder, as `save_pretrained` writes one.
+        folder: the folder, as `save_pretrained` writes it.
         dtype: the type of the weights.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: the folder does not exist.
     """
     require_transformers()
     from transformers import AutoConfig
@@ -174,14 +174,15 @@ def hollow_pretrained(loader: Any, folder: str, dtype: torch.dtype) -> PreTraine
 
 
 def stored_weights(model: PreTrainedModel, folder: str) -> dict[str, StoredTensor] | None:
-    """Return the weights that a folder has for a model, by name.
+    """Return the weights that a folder stores for a model, by name.
 
     Args:
-        model: see `hollow_pretrained`.
+        model: a model of `hollow_pretrained`.
         folder: the folder of its weights.
 
     Returns:
-        None where transformers makes weights of several tensors, or where the folder lacks some: it has to load them.
+        None if transformers combines several tensors into a weight, or the folder lacks some: transformers must load
+            it.
     """
     tensors = stored_tensors(Path(folder))
     if tensors is None or getattr(model.config, "quantization_config", None) is not None:
@@ -192,7 +193,7 @@ def stored_weights(model: PreTrainedModel, folder: str) -> dict[str, StoredTenso
     own: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
     named = by_names_of_model(model, tensors)
     weights: dict[str, StoredTensor] = {}
-    # Of weights that layers share the file may hold one alone, under a name that is not the first.
+    # Of weights that layers share, the file may store only one name, not necessarily the first.
     for names in names_of_one_tensor(own).values():
         stored = next((named.tensors[name] for name in names if name in named.tensors), None)
         weight = own[names[0]]
@@ -205,7 +206,7 @@ def stored_weights(model: PreTrainedModel, folder: str) -> dict[str, StoredTenso
 
 
 def within(module: nn.Module, stored: Mapping[str, StoredTensor]) -> StoredWeights:
-    """Return the weights of a model as those of a module that has it as its `model`, possibly with adapters."""
+    """Return the weights of a model under the names of a module that wraps it as `model`, possibly with adapters."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     names = beneath_adapters([name.removeprefix("model.") for name, _ in tensors], stored)
     return StoredWeights({f"model.{mine}": stored[theirs] for mine, theirs in names.items()})

@@ -1,4 +1,4 @@
-"""The optimizer of a policy, its learning rates and its state, with an AdamW whose moments take less memory."""
+"""AdamW for a policy, with its learning rates and state, and variants whose moments take less memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from recipes.sections.actor import OptimConfig
 from recipes.training.typed_tensors import is_shard, local_part
 
-# Numbers that share a scale in `ByteStateAdamW`; rows of a weight that are shorter share it within the row.
+# Numbers that share a scale in `ByteStateAdamW`; a shorter row has one block.
 BLOCK: Final = 256
-# Weights of fewer numbers in a row keep float32 there: their scales would take more than is saved.
+# Weights with fewer numbers per row keep float32 moments: scales would take more memory than the bytes save.
 SHORTEST_ROW: Final = 32
-# Elements that are computed at a time, so that what a step needs beside the state is bounded.
+# Elements that a step computes at a time, to bound its memory beside the state.
 _AT_ONCE: Final = 1 << 22
-# Codes of positive second moments are 1 to 255, of first moments -127 to 127.
+# Codes of positive second moments are 1 to 255; codes of first moments are -127 to 127.
 _LEVELS, _STEEPEST = 254, 127
-# Second moments further below the largest of their block, in powers of two, count as if they were so far.
+# The range of second moments in a block, in powers of two below the largest; smaller ones are clamped.
 _RANGE: Final = 40.0
 
 State: TypeAlias = "dict[str, Tensor]"
@@ -33,10 +33,9 @@ State: TypeAlias = "dict[str, Tensor]"
 class SmallStateAdamW(torch.optim.Optimizer, ABC):
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2) whose moments are rounded after each step.
 
-    A step computes in float32 and rounds up or down at random, by how near either is: with beta2 = 0.999 a second
-    moment falls by less than its storage resolves, and rounded to the nearest it would never fall. What is drawn
-    depends on the number of the step, the weight and the shard alone, so that a run continues to the bit, and replicas
-    of a shard stay equal.
+    A step computes in float32 and rounds stochastically: with beta2 = 0.999 a second moment falls by less than its
+    storage resolves, and would never fall if rounded to nearest. The random numbers depend only on the step, the weight
+    and the shard, so that a resumed run is bit-identical and replicas of a shard stay equal.
 
     Args:
         groups: the groups of weights, as `torch.optim.AdamW` takes them.
@@ -48,7 +47,7 @@ class SmallStateAdamW(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def begin(self, weight: nn.Parameter) -> State:
-        """Return the state of a weight that has not learned yet."""
+        """Return the initial state of a weight."""
 
     @abstractmethod
     def _moments(self, state: State) -> tuple[Tensor, Tensor]:
@@ -56,7 +55,7 @@ class SmallStateAdamW(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def _keep(self, state: State, mean: Tensor, square: Tensor, generator: torch.Generator) -> None:
-        """Round both moments of rows of a weight into their state. `mean` and `square` are used up."""
+        """Round both moments of rows of a weight into their state. Overwrites `mean` and `square`."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -71,7 +70,7 @@ class SmallStateAdamW(torch.optim.Optimizer, ABC):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `torch.optim.Optimizer.load_state_dict`, which would give moments the type of their weights."""
+        """See `torch.optim.Optimizer.load_state_dict`, which would cast moments to the type of their weights."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         weights = chain.from_iterable(group["params"] for group in self.param_groups)
@@ -119,15 +118,15 @@ class HalfStateAdamW(SmallStateAdamW):
 class ByteStateAdamW(SmallStateAdamW):
     """AdamW with moments of a byte each, and scales for each block of a row (after Dettmers et al., arXiv 2110.02861).
 
-    A second moment is one of 254 numbers that lie evenly, by their logarithm, between the smallest positive one of its
-    block and the largest; none but 0 becomes 0, by which a step would be divided. A first moment is stored as its
-    quotient by the root of the second: quotients of a block are alike in size, however unlike its moments are.
-    Biases, norms and other weights of short rows keep float32.
+    A second moment is rounded to one of 255 values, evenly spaced by logarithm from the smallest positive one of its
+    block to the largest; only 0 becomes 0, since the step divides by its root. A first moment is stored as its quotient
+    by the root of the second: the quotients in a block are similar in size even if the moments are not. Biases, norms
+    and other weights with short rows keep float32 moments.
     """
 
     def begin(self, weight: nn.Parameter) -> State:
-        """See `SmallStateAdamW`; `scales` hold for each block the logarithm of the smallest second moment, the step
-        between two of them, and the step between two quotients, [rows, blocks, 3].
+        """See `SmallStateAdamW`; `scales` [rows, blocks, 3] hold for each block the logarithm of the smallest second
+        moment, the spacing of the logarithms, and the spacing of the quotients.
         """
         columns = math.prod(weight.shape[1:])
         if weight.dim() < 2 or columns < SHORTEST_ROW:
@@ -162,21 +161,23 @@ class ByteStateAdamW(SmallStateAdamW):
 
 
 def round_at_random(exact: Tensor, into: Tensor, generator: torch.Generator) -> None:
-    """Round float32 numbers to bfloat16, up or down at random, by how near either is. `exact` is used up."""
+    """Round float32 numbers to bfloat16 stochastically. Overwrites `exact`."""
     bits = exact.view(torch.int32)
     bits.add_(torch.randint(1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator))
-    # What is left below is cut off; the upper half is bfloat16.
+    # The lower half is truncated; the upper half is the bfloat16.
     into.copy_(bits.bitwise_and_(-(1 << 16)).view(torch.float32))
 
 
 def _squares(codes: Tensor, low: Tensor, spacing: Tensor) -> Tensor:
-    """Return second moments by their codes, float32 [rows, blocks, n]; code 0 is 0."""
+    """Decode second moments, float32 [rows, blocks, n]; code 0 is 0."""
     exponents = (codes.float() - 1).mul_(spacing).add_(low)
     return exponents.exp2_().masked_fill_(codes == 0, 0.0)
 
 
 def _coded_squares(square: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes of second moments, float32 [rows, blocks, n], with logarithms of the smallest and the spacing."""
+    """Return codes of second moments, float32 [rows, blocks, n], the logarithm of each block's smallest, and the
+    spacing.
+    """
     logarithms = square.log2()
     top = logarithms.amax(-1, keepdim=True)
     is_empty = top.isneginf()
@@ -186,7 +187,7 @@ def _coded_squares(square: Tensor, generator: torch.Generator) -> tuple[Tensor, 
     spacing = (top - low) / _LEVELS
     place = (torch.maximum(logarithms, low) - low).div_(spacing.masked_fill(spacing == 0, 1.0)).clamp_(0, _LEVELS)
     below = place.floor().clamp_(max=_LEVELS - 1)
-    # Right on average: by where the number lies between both neighbours, and not its logarithm.
+    # Unbiased: the probability depends on the number's position between its neighbors, not that of its logarithm.
     share = (place - below).mul_(spacing).exp2_().sub_(1).div_(spacing.exp2().sub_(1)).nan_to_num_(0.0)
     draws = torch.rand(share.shape, device=share.device, generator=generator)
     codes = below.add_(1).add_(draws < share).masked_fill_(square == 0, 0.0)
@@ -194,19 +195,19 @@ def _coded_squares(square: Tensor, generator: torch.Generator) -> tuple[Tensor, 
 
 
 def _up_or_down(exact: Tensor, generator: torch.Generator) -> Tensor:
-    """Return whole numbers beside `exact`, at random by how near either is. `exact` is used up."""
+    """Round `exact` to integers stochastically. Overwrites `exact`."""
     return exact.add_(torch.rand(exact.shape, device=exact.device, generator=generator)).floor_()
 
 
 def _blocks(rows: Tensor, blocks: int) -> Tensor:
-    """Return rows of numbers in blocks, [rows, blocks, n]; the last one of a row is filled with zeros."""
+    """Return rows split into blocks, [rows, blocks, n]; the last block of a row is padded with zeros."""
     width = min(BLOCK, rows.shape[1])
     missing = blocks * width - rows.shape[1]
     return (nn.functional.pad(rows, (0, missing)) if missing else rows).view(len(rows), blocks, width)
 
 
 def _flat(blocks: Tensor, columns: int) -> Tensor:
-    """Return the rows of `_blocks`, [rows, columns]."""
+    """Undo `_blocks`: return [rows, columns]."""
     return blocks.flatten(1)[:, :columns]
 
 
@@ -219,7 +220,7 @@ def _zeros(weight: Tensor, mean: torch.dtype, square: torch.dtype) -> State:
 
 
 def _rows(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return zeros of a shape for each row of a weight, spread over ranks as its rows are."""
+    """Return zeros of a shape for each row of a weight, sharded as the weight is."""
     if not is_shard(weight):
         return torch.zeros(len(weight), *shape, device=weight.device)
     from torch.distributed import tensor
@@ -229,7 +230,7 @@ def _rows(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _parts(weight: nn.Parameter, state: State) -> Iterator[tuple[Tensor, Tensor, State]]:
-    """Yield some rows of a weight's own part at a time, with their gradient and state; all share memory with theirs."""
+    """Yield this rank's part of a weight some rows at a time, with their gradient and state, all as views."""
     mine = local_part(weight.detach())
     if not mine.numel():
         return
@@ -245,12 +246,12 @@ def _parts(weight: nn.Parameter, state: State) -> Iterator[tuple[Tensor, Tensor,
 
 
 def _in_rows(tensor: Tensor) -> Tensor:
-    """Return a tensor as [rows, columns], in its memory; one of a single dimension as a column."""
+    """Return a view of a tensor as [rows, columns]; a 1-D tensor becomes a column."""
     return tensor.view(len(tensor) if tensor.dim() else 1, -1)
 
 
 def _shard_number(weight: Tensor) -> int:
-    """Return which shard of a weight this rank has; replicas have the same."""
+    """Return the number of this rank's shard of a weight, the same for its replicas."""
     number = 0
     if is_shard(weight):
         for dim, placement in enumerate(weight.placements):
@@ -259,15 +260,15 @@ def _shard_number(weight: Tensor) -> int:
     return number
 
 
-# Parts of the names of weights that only values depend on: they may have their own learning rate.
+# Name parts of weights that only values depend on, which may have their own learning rate.
 VALUE_PARTS = frozenset({"critic", "value_head"})
 
 
 class EagerAdamW(torch.optim.AdamW):
     """AdamW that is never compiled.
 
-    torch wraps these methods to keep `torch.compile` out of them, and imports the compiler for that at the first call,
-    a second or two of each start. Without the wrappers they do the same.
+    torch wraps these methods to keep `torch.compile` out of them, and for that imports the compiler at the first call,
+    which takes a second or two. The unwrapped methods do the same.
     """
 
     add_param_group = unwrap(torch.optim.AdamW.add_param_group)
@@ -292,9 +293,9 @@ _ADAMS: Final[Mapping[str, Any]] = {
 
 
 def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Return AdamW on all trainable weights; those of values at their own rate.
+    """Return AdamW on all trainable weights, with a separate learning rate for weights of values.
 
-    The fused kernel is one pass over each weight instead of a dozen: on small policies the difference is felt.
+    The fused kernel passes over each weight once instead of a dozen times, which matters for small policies.
     """
     named = [(name, weight) for name, weight in policy.named_parameters() if weight.requires_grad]
     groups: list[dict[str, Any]] = [{"params": [weight for name, weight in named if not of_values(name)]}]
@@ -313,14 +314,14 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 def learning_rate_factor(config: OptimConfig, step: int, last_step: int | None) -> float:
     """Return the factor of all learning rates in a training step, as `optim.lr_scheduler` says.
 
-    Warmup rises in a line, step / (`lr_warmup_steps` + 1). What follows falls to `min_lr_ratio` by the end, in a line
-    or in half a cosine (Loshchilov & Hutter, "SGDR", arXiv 1608.03983, eq. 5). A pure function of the step, so that a
-    resumed run needs no state.
+    Warmup is linear, step / (`lr_warmup_steps` + 1). The rate then falls to `min_lr_ratio` by the end, linearly or
+    along half a cosine (Loshchilov & Hutter, "SGDR", arXiv 1608.03983, eq. 5). The factor is a pure function of the
+    step, so that a resumed run needs no state.
 
     Args:
         config: the section `actor.optim`.
         step: the training step, from 1.
-        last_step: the last step after which the run ends, where `total_training_steps` does not say.
+        last_step: the last step of the run, used if `total_training_steps` is not set.
     """
     warmup = config.lr_warmup_steps
     if step <= warmup:
@@ -358,5 +359,5 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
 
 
 def of_values(name: str) -> bool:
-    """Return whether only values depend on the weight of this name."""
+    """Return whether only values depend on the weight with this name."""
     return not VALUE_PARTS.isdisjoint(name.split("."))

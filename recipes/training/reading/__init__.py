@@ -1,1 +1,1 @@
-"""Files that others may have written, read as data: nothing in them is imported, called or executed."""
+"""Readers of untrusted files as data: nothing in a file is imported, called or executed."""

@@ -1,6 +1,6 @@
-"""The memory of the values in a Parquet file, added up before they are made.
+"""The memory that the values of a Parquet file will take, computed before they are decoded.
 
-A column may name a text once and refer to it in any number of rows, and repeat a number without end.
+A column may store a text once and refer to it in any number of rows, and repeat a number without end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlinf_core.foreign.budget import Budget
 
 _BATCH: Final = 1024
-# Texts of such a column are whole only once they are decoded; at most that many bytes of them are at a time.
+# Texts in this encoding are whole only once decoded; at most this many bytes are decoded at a time.
 _PREFIXED: Final = "DELTA_BYTE_ARRAY"
 _DECODED: Final = 16 << 20
 _TEXT, _FIXED = "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"
@@ -28,18 +28,18 @@ def take_parquet(
     columns: Sequence[str] | None = None,
     most: int | None = None,
 ) -> None:
-    """Draw what the values of a Parquet file take.
+    """Draw the memory of a Parquet file's values from a budget.
 
     Args:
         parquet: the module `pyarrow.parquet`.
         file: the file.
         budget: the budget of the file, or of several.
-        value: the bytes of a value, besides those of a text.
+        value: the bytes of a value, without those of its text.
         columns: the columns that are read; None: all.
-        most: the first rows, whose texts are read; None: all.
+        most: the number of first rows whose texts are read; None: all.
 
     Raises:
-        OverBudgetError: there is not enough.
+        OverBudgetError: the budget is too small.
     """
     metadata = parquet.read_metadata(file)
     texts: dict[str, bool] = {}
@@ -57,7 +57,7 @@ def take_parquet(
                 longest = max(longest, column.total_uncompressed_size)
     for names, prefixed in (([name for name in texts if texts[name] is kind], kind) for kind in (False, True)):
         if names:
-            # As dictionaries, a text is there once.
+            # A dictionary stores each distinct text once.
             with parquet.ParquetFile(file, read_dictionary=[] if prefixed else names) as opened:
                 size = max(1, min(_BATCH, _DECODED // longest)) if prefixed else _BATCH
                 _take_texts(opened.iter_batches(min(size, most or size), columns=names), budget, most)

@@ -1,13 +1,13 @@
-"""Weights of a folder that need a decision: shared tensors, values that are no numbers, names below adapters.
+"""Weights in a folder that need a decision: tied tensors, non-finite values, and names beneath adapters.
 
-A class of transformers shares its embeddings with its output layer where `tie_word_embeddings` says so. A folder whose
-two tensors differ, as after an adapter of the output layer was merged, is computed with both: so transformers loads it,
-and so does everything here, because whoever builds a model of a folder asks `settle_ties`.
+A transformers class ties its embeddings to its output layer if `tie_word_embeddings` says so. If the two tensors in a
+folder differ, as after merging an adapter of the output layer, the model uses both: transformers loads it so, and so
+does all code here, since whoever builds a model of a folder calls `settle_ties`.
 
-Values that are no numbers come from a copy that went wrong, or a training that had diverged.
+Non-finite values come from a failed copy or a diverged training.
 """
 
-# transformers has few types.
+# transformers is largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Numbers that are compared at once.
+# Numbers that are compared at a time.
 _PIECE: Final = 1 << 22
 _FLAG: Final = "tie_word_embeddings"
 
@@ -35,8 +35,8 @@ class NamedTensors(NamedTuple):
     """Stored tensors by the names of a model.
 
     Attributes:
-        tensors: those that are one weight of the model.
-        complete: whether that is all of them: transformers makes no weight of several.
+        tensors: the tensors that are one weight of the model each.
+        complete: whether these are all tensors; if not, transformers combines several into a weight.
     """
 
     tensors: dict[str, StoredTensor]
@@ -44,16 +44,16 @@ class NamedTensors(NamedTuple):
 
 
 def settle_ties(model: PreTrainedModel, folder: str) -> None:
-    """Part the weights that a model shares and its folder holds unequal values of, and note that in its configuration.
+    """Untie weights that a model ties and its folder stores with unequal values, and note that in its configuration.
 
-    Weights of which the folder holds one name alone, or equal values, stay shared. Two that differ only beyond the
-    type that they were loaded in are parted, too: every type of one folder has the same weights.
+    Weights that the folder stores under one name only, or with equal values, stay tied. Two that differ only beyond the
+    precision of the loaded type are untied, too: a folder has the same weights in every type.
 
     Args:
         model: a model of the folder, loaded or without memory; is changed in place.
         folder: see `stored_tensors`.
     """
-    # Each name with the one whose tensor the configuration says it has.
+    # Each tied name, with the name of its source according to the configuration.
     ties: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
     if not ties:
         return
@@ -67,7 +67,7 @@ def settle_ties(model: PreTrainedModel, folder: str) -> None:
         )
     if not parts:
         return
-    # One flag is that of all: a folder that is written later holds each of them.
+    # The flag covers all tied weights, so that all are untied: a folder written later stores each of them.
     for name in shared:
         place, _, leaf = name.rpartition(".")
         weight = _weight(model, name)
@@ -82,10 +82,10 @@ def settle_ties(model: PreTrainedModel, folder: str) -> None:
 
 
 def names_of_one_tensor(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
-    """Return all names of each weight, by the first of them.
+    """Return all names of each weight, by its first name.
 
     Args:
-        state: the weights by all of their names, as `state_dict(keep_vars=True)` of a model returns them.
+        state: the weights by all their names, from a model's `state_dict(keep_vars=True)`.
     """
     names: dict[int, list[str]] = {}
     for name, weight in state.items():
@@ -94,7 +94,7 @@ def names_of_one_tensor(state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...
 
 
 def by_names_of_model(model: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> NamedTensors:
-    """Return stored tensors by the names that transformers gives them in a model."""
+    """Return stored tensors under the names that transformers gives them in a model."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -120,7 +120,7 @@ def _weight(model: nn.Module, name: str) -> Tensor:
 
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two stored tensors have equal values; no more than a piece of either is in memory."""
+    """Return whether two stored tensors have equal values; only a piece of each is in memory at a time."""
     if one.shape != other.shape:
         return False
     dtype = torch.promote_types(one.dtype, other.dtype)
@@ -134,14 +134,14 @@ def _equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def require_finite(weights: Iterable[tuple[str, Tensor]], source: str) -> None:
-    """Check that weights that were read are finite.
+    """Check that loaded weights are finite.
 
     Args:
-        weights: the weights by name; those that hold no floating-point numbers, or have no memory, are passed over.
-        source: the file or folder that they are from.
+        weights: the weights by name; weights without floating-point numbers or without memory are skipped.
+        source: the file or folder of the weights.
 
     Raises:
-        ConfigError: one holds a NaN or an infinity.
+        ConfigError: a weight holds a NaN or an infinity.
     """
     for name, weight in weights:
         if weight.is_meta or not weight.is_floating_point() or _is_finite(weight.detach()):
@@ -156,24 +156,24 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], source: str) -> None:
 
 
 def _is_finite(weight: Tensor) -> bool:
-    # The sum needs no memory, and is finite only where all numbers are. It may be too large where they are.
+    # The sum needs no memory, and is finite only if all numbers are. It may overflow although they are.
     return bool(torch.isfinite(weight.sum(dtype=torch.float32))) or bool(torch.isfinite(weight).all())
 
 
 _ADAPTER: Final = re.compile(r"\.lora_[A-Za-z_]+\.")
-# What peft puts into the names of the weights that it finds.
+# The parts that peft inserts into the names of existing weights.
 _ADDED: Final = re.compile(r"base_model\.model\.|(?<=\.)base_layer\.")
-# The same where a network that was not a model of transformers is the first of a list.
+# The same for a network that is the first entry of a list, not a transformers model.
 _ADDED_TO_LIST: Final = re.compile(r"base_model\.model\.0\.|(?<=\.)base_layer\.")
 
 
 def beneath_adapters(own: Iterable[str], theirs: Collection[str]) -> dict[str, str]:
-    """Return the names of a model's weights that are among others, each with its name there.
+    """Match the names of a model's weights to given names, and return the given name of each match.
 
     Args:
         own: the names of the model's weights.
-        theirs: the names of weights that are given to it; where none of them is an adapter's, they are found beneath
-            the model's adapters.
+        theirs: the names of given weights; if none of them is an adapter's, they are matched to the weights beneath the
+            model's adapters.
     """
     plain = not any(_ADAPTER.search(name) for name in theirs)
     matches: dict[str, str] = {}
@@ -186,7 +186,7 @@ def beneath_adapters(own: Iterable[str], theirs: Collection[str]) -> dict[str, s
 
 
 def new_adapters(own: Iterable[str], theirs: Iterable[str]) -> set[str]:
-    """Return the adapter weights of a model that keep their initial values, because the loaded weights have none."""
+    """Return a model's adapter weights if the loaded weights have no adapters; those keep their initial values."""
     if any(_ADAPTER.search(name) for name in theirs):
         return set()
     return {name for name in own if _ADAPTER.search(name)}

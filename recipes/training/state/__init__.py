@@ -1,1 +1,1 @@
-"""The training state of one rank, and how it is saved."""
+"""The training state of one rank, and its checkpoints."""

@@ -1,7 +1,8 @@
 """Shards of a component's tensors in safetensors files, for torch.distributed.checkpoint.
 
-The files are those of torch's `HuggingFaceStorageWriter`, and its reader reads them. That writer makes two more copies
-of a rank's shard in memory; that reader maps files into memory, waits for a pipe, and does not miss what is gone.
+The files have the format of torch's `HuggingFaceStorageWriter`, and its reader can read them. But that writer makes two
+more copies of a rank's shard in memory; that reader maps files into memory, blocks on a pipe, and does not notice
+missing parts.
 
 Imports torch.distributed.checkpoint, which takes a second.
 """
@@ -40,35 +41,36 @@ _FILES: Final = "files"
 
 
 def shard_name(number: int) -> str:
-    """Return the name of the file of a shard, from 1."""
+    """Return the file name of a shard; shards count from 1."""
     return f"shard-{number:05}-model-00001-of-00001.safetensors"
 
 
 def about_shards(offsets: Mapping[str, tuple[int, ...]], files: int) -> dict[str, str]:
-    """Return what the file of a shard says about itself: where each of its parts begins in the whole tensor, and of
-    several files how many there are."""
+    """Return the metadata of a shard's file: the offset of each part in its tensor and, with several files, their
+    number.
+    """
     places = {name: {"saved_offsets": list(begin)} for name, begin in offsets.items()}
     about = {"format": "pt", "DCP_VERSION": "1.0", _OFFSETS: json.dumps(places)}
     return about if files == 1 else {**about, _FILES: str(files)}
 
 
 class ShardWriter(StorageWriter):
-    """A writer of the folder of a component: a file for each rank.
+    """A writer of a component's folder, with a file for each rank.
 
     Args:
-        folder: is made where it does not exist.
+        folder: the folder; created if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
 
-    # What torch calls
+    # The methods that torch calls.
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Do nothing: the folder stays the same."""
 
-    # Without `kwargs`, torch gives no rank: plans are numbered.
+    # If this method took `kwargs`, torch would pass the rank; instead the plans are numbered.
     def set_up_storage_writer(self, is_coordinator: bool) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Make the folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -78,12 +80,12 @@ class ShardWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans, each with its number and that of the files."""
+        """Return the plans, each with its number and the number of files."""
         files = sum(bool(plan.items) for plan in plans)
         return [replace(plan, storage_data=(number, files)) for number, plan in enumerate(plans, 1)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's parts of tensors, one after the other.
+        """Write this rank's parts of tensors, one at a time.
 
         Raises:
             OSError: the file cannot be written.
@@ -101,16 +103,16 @@ class ShardWriter(StorageWriter):
         return _done(written)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Do nothing: each file says what it has."""
+        """Do nothing: each file describes its own parts."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether a folder may be one of a component."""
+        """Return whether the folder may belong to a component."""
         return True
 
 
 class ShardReader(StorageReader):
-    """A reader of the folder of a component.
+    """A reader of a component's folder.
 
     Args:
         folder: the folder with the files of all ranks that wrote.
@@ -121,7 +123,7 @@ class ShardReader(StorageReader):
     Raises:
         CheckpointError: an earlier rlinf wrote the folder.
         OSError: a file cannot be read.
-        ValueError: there is none, one is damaged, a file is missing, or parts of a tensor are missing or overlap.
+        ValueError: there is no file, a file is damaged or missing, or parts of a tensor are missing or overlap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,7 +147,7 @@ class ShardReader(StorageReader):
 
     def _add(self, file: Path, files: int) -> None:
         tensors, about = tensors_in(file)
-        # A file that is lost may have had whole tensors, of which no other file knows.
+        # A missing file may have held whole tensors that no other file mentions.
         if (written := about.get(_FILES, str(files))) != str(files):
             raise ValueError(f"it has {files} of the {written} files that were written")
         places: dict[str, Any] = load_json_object(about.get(_OFFSETS, "{}"))
@@ -161,25 +163,25 @@ class ShardReader(StorageReader):
             if before.properties.dtype != stored.dtype:
                 raise ValueError(f"`{file.name}` has a `{name}` of a different type")
             before.size = torch.Size(map(max, before.size, end))
-            # An empty part may begin where another one does.
+            # An empty part may have the offsets of another part.
             if math.prod(stored.shape):
                 before.chunks.append(part)
                 self._stored[MetadataIndex(name, part.offsets)] = stored
 
-    # What torch calls
+    # The methods that torch calls.
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Do nothing: the folder stays the same."""
 
-    # Without `kwargs`: torch would fall back to an index of each rank.
+    # If this method took `kwargs`, torch would look for an index per rank.
     def read_metadata(self) -> Metadata:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return what was read at first."""
+        """Return the metadata that the constructor read."""
         return Metadata(
             state_dict_metadata=cast("Any", self.tensors), storage_data=self._stored, storage_meta=StorageMeta()
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Do nothing: the heads of files have already been read."""
+        """Do nothing: the constructor has read the headers."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""
@@ -203,7 +205,7 @@ class ShardReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether a folder may be one of a component."""
+        """Return whether the folder may belong to a component."""
         return os.path.isdir(checkpoint_id)
 
 
@@ -219,7 +221,6 @@ def _part(item: WriteItem) -> ChunkStorageMetadata:
 
 
 def _offsets(place: Any, stored: StoredTensor, file: Path) -> list[int]:
-    """Return where a part begins in its tensor."""
     if place is None:
         return [0] * len(stored.shape)
     listed = cast("dict[str, Any]", place).get("saved_offsets") if type(place) is dict else None

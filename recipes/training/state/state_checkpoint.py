@@ -1,8 +1,8 @@
-"""Weights and optimizer on disk: whole tensors by name, in safetensors files of torch.distributed.checkpoint.
+"""Weights and optimizer state on disk: whole tensors by name, in safetensors files of torch.distributed.checkpoint.
 
-Every rank writes its shards, and any number of ranks reads them again. Settings of the optimizer are those of the
-file, not of the checkpoint. torch.distributed.checkpoint takes a second to import, which the first checkpoint spends
-and not the start of every run.
+Every rank writes its shards, and any number of ranks can read them. The optimizer's settings come from the job file,
+not from the checkpoint. torch.distributed.checkpoint takes a second to import; only the first checkpoint pays for it,
+not the start of every run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from recipes.training.state.shard_files import ShardReader
 
 ACTOR: Final = "actor"
-# Names in the files: of weights, of what the optimizer keeps of each, and of the version, an integer.
+# Prefixes of names in the files: of weights, and of the optimizer's state of each weight; and the name of the version,
+# an integer.
 MODEL: Final = "model."
 OPTIMIZER: Final = "optimizer.state."
 VERSION: Final = "version"
@@ -43,19 +44,19 @@ def save(
     *,
     frozen: bool = False,
 ) -> None:
-    """Write `folder/actor`, or the folder of another component; all ranks of it call it.
+    """Write `folder/actor`, or the folder of another component; all ranks of the component call this.
 
     Args:
         folder: the folder of the checkpoint.
-        policy: its weights.
+        policy: the owner of the weights.
         optimizer: the optimizer of the weights.
         version: the version of the weights.
-        component: see above.
-        frozen: weights that are not trained are written, too: without them they have to be what the model is built
-            with, as those of a folder of HuggingFace are.
+        component: the name of the folder in `folder`.
+        frozen: also write weights that are not trained. Otherwise the model must be built with the same values, as from
+            a HuggingFace folder.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the checkpoint cannot be written.
     """
     from torch.distributed.checkpoint import state_dict_saver
 
@@ -75,13 +76,13 @@ def save(
 
 
 def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, component: str = ACTOR) -> int:
-    """Read `folder/actor`, or the folder of another component, in place; all ranks of it call it.
+    """Read `folder/actor`, or the folder of another component, in place; all ranks of the component call this.
 
     Returns:
         The version of the weights.
 
     Raises:
-        CheckpointError: it cannot be read, or is of another model.
+        CheckpointError: the checkpoint cannot be read, or is of another model.
     """
     sizes = "the model must have the same sizes as when saved; `config.yaml` beside the checkpoints records them"
     with _explained(_UNREAD, folder, sizes):
@@ -92,13 +93,13 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
 
 
 def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> None:
-    """Read the weights alone of `folder/actor`, in place; all ranks of the component call it.
+    """Read only the weights of `folder/actor`, in place; all ranks of the component call this.
 
-    A weight that is not trained may be missing: it is what the model was built with. Weights that had no adapters are
-    read beneath new ones, which stay as they were made.
+    An untrained weight may be missing, and keeps its value. Weights without adapters are read beneath new adapters,
+    which keep their initial values.
 
     Raises:
-        CheckpointError: it cannot be read, or is of another model.
+        CheckpointError: the checkpoint cannot be read, or is of another model.
     """
     fits = "both `actor.model` sections must agree; `config.yaml` beside the checkpoints records the checkpoint's"
     with _explained(_UNREAD, folder, fits):
@@ -107,7 +108,6 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
 
 
 def _reader(folder: Path, component: str) -> ShardReader:
-    """Return a reader of a component of a checkpoint."""
     from recipes.training.state.shard_files import ShardReader
 
     with _explained(_UNREAD, folder, _COPY):
@@ -119,7 +119,7 @@ def _read(tensors: dict[str, Tensor], reader: ShardReader, folder: Path) -> None
 
     Raises:
         CheckpointError: a file cannot be read.
-        ValueError: a tensor is missing, or has another size or kind of numbers.
+        ValueError: a tensor is missing, or has another size or type.
     """
     from torch.distributed.checkpoint import state_dict_loader
 
@@ -140,7 +140,7 @@ def _weights(reader: ShardReader, policy: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a policy that a checkpoint holds, by their names there.
 
     Raises:
-        ValueError: it lacks one that is trained.
+        ValueError: the checkpoint lacks a trained weight.
     """
     state: Mapping[str, Tensor] = policy.state_dict()
     theirs = {name.removeprefix(MODEL) for name in reader.tensors if name.startswith(MODEL)}
@@ -153,9 +153,9 @@ def _weights(reader: ShardReader, policy: nn.Module) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return what an optimizer keeps of each weight, by their names in a checkpoint.
+    """Return the optimizer's state tensors of all weights, by their names in a checkpoint.
 
-    It begins to keep it of weights that no loss has reached yet, such as values in imitation.
+    The state of weights that no loss has reached yet, such as value heads in imitation, is initialized here.
     """
     names = {id(weight): name for name, weight in policy.named_parameters()}
     return {
@@ -167,7 +167,7 @@ def _optimizer_tensors(policy: nn.Module, optimizer: torch.optim.Optimizer) -> d
 
 
 def _state_of(weight: nn.Parameter, group: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state of a weight, as `torch.optim.AdamW` begins it where there is none."""
+    """Return the state of a weight, initialized as in `torch.optim.AdamW` if there is none."""
     state: dict[str, Tensor] = optimizer.state[weight]
     if not state and isinstance(optimizer, SmallStateAdamW):
         state.update(optimizer.begin(weight))
@@ -185,7 +185,7 @@ def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, No
 
     try:
         with warnings.catch_warnings():
-            # One rank needs no process group, and that is said on purpose.
+            # A single rank deliberately has no process group.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except CheckpointError:

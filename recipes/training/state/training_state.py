@@ -24,29 +24,29 @@ class TrainingState:
     """A sharded policy with its optimizer.
 
     Args:
-        policy: the policy with equal weights on every rank, on the device that it is trained on. Without shards it
-            computes with the memory of flat buffers from now on.
+        policy: the policy, on its training device, with equal weights on every rank. Without shards its weights move
+            into flat buffers.
         optim: settings of the optimizer.
-        fsdp: how weights are spread over ranks.
+        fsdp: how weights are distributed over ranks.
         rank: the rank of this process.
         world_size: number of ranks.
         device: the device that computes.
         blocks: parts of the policy whose shards are gathered one at a time.
-        methods: those of the policy that training calls besides `forward`.
-        is_sent: selects by their names the weights that `sent_weights` returns; None: all.
+        methods: methods of the policy that training calls besides `forward`.
+        is_sent: selects by name the weights that `sent_weights` returns; None: all.
         component: names the folder in a checkpoint.
-        compute_dtype: type that layers compute in, with copies of the weights, and that `sent_weights` returns; see
-            `parallelize`. None: that of the weights.
-        exact: those of `blocks` that compute in the type of their weights.
+        compute_dtype: the type that layers compute in, with copies of the weights, and that `sent_weights` returns; see
+            `parallelize`. None: the type of the weights.
+        exact: the `blocks` that compute in the type of their weights.
         sent_types: types of the weights that `sent_weights` returns, by name; None: `compute_dtype`, or their own.
         saves_frozen: see `recipes.training.state.state_checkpoint.save`.
         initial: see `parallelize`.
 
     Attributes:
-        policy: see above.
-        strategy: the way that it is spread over ranks.
-        optimizer: the optimizer of its weights.
-        version: counts the training steps that its weights have seen.
+        policy: the policy.
+        strategy: how the policy is distributed over ranks.
+        optimizer: the optimizer of the policy's weights.
+        version: the number of training steps that the weights have seen.
         written: fingerprints of the weights in the model folder that this rank wrote last, by name.
     """
 
@@ -76,7 +76,7 @@ class TrainingState:
         self._optim = optim
         self._component = component
         self._device = self._place = device
-        # Without shards, and where weights are sent in their own types, what is sent is what the policy computes with.
+        # Without shards, or if weights are sent in their own types, the policy's own memory is sent.
         gathers = is_sharded(fsdp, world_size, compute_dtype) or sent_types is not None
         self._flat = None if gathers else FlatWeights.adopt(policy, is_sent)
         self.strategy = parallelize(
@@ -97,18 +97,17 @@ class TrainingState:
         )
 
     def sent_weights(self) -> SentWeights:
-        """Return the current weights as they are sent: gathered a piece at a time, while they are gone through.
+        """Return the current weights for sending, gathered piece by piece during iteration.
 
-        Without shards, and where they are sent in their own types, the pieces are the memory that the policy computes
-        with.
+        Without shards, and if weights are sent in their own types, the pieces share the policy's memory.
         """
         return self._sent
 
     def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all full weights by name, in their own types, one at a time. Collective over all ranks.
 
-        Rank 0 alone has their values, on the host; they may share the memory of the weights. On other ranks tensors
-        are empty.
+        Only rank 0 gets the values, on the host; they may share memory with the weights. On other ranks the tensors are
+        empty.
         """
         with self.onloaded():
             state: dict[str, Tensor] = self.policy.state_dict()
@@ -118,7 +117,7 @@ class TrainingState:
                 del full
 
     def apply_settings(self, step: int, last_step: int | None) -> float:
-        """Apply the configured optimizer settings of a training step, and return the learning rate."""
+        """Apply the optimizer settings of a training step, and return the learning rate."""
         apply_settings(self.optimizer, self._optim, learning_rate_factor(self._optim, step, last_step))
         return self.optimizer.param_groups[0]["lr"]
 
@@ -129,11 +128,11 @@ class TrainingState:
     def offload(self, place: torch.device = _HOST) -> None:
         """Free device memory until `onload`: weights and optimizer move to the host, gradients are dropped.
 
-        Every optimizer step begins without gradients, so that nothing is lost. What is still asked of the state
-        meanwhile, such as a checkpoint or whole weights, is answered.
+        Nothing is lost, since every optimizer step begins without gradients. Checkpoints and whole weights remain
+        available meanwhile.
 
         Args:
-            place: where weights and optimizer rest.
+            place: the device for weights and optimizer.
         """
         self.optimizer.zero_grad()
         self._move(place)
@@ -141,7 +140,7 @@ class TrainingState:
 
     @contextmanager
     def onloaded(self) -> Generator[None, None, None]:
-        """Have weights and optimizer on their device in here; they go back to where they were."""
+        """Have weights and optimizer on their device in this block, and move them back afterwards."""
         place = self._place
         self._move(self._device)
         try:
@@ -160,9 +159,10 @@ class TrainingState:
         self._place = place
 
     def save(self, folder: str) -> None:
-        """Write weights and optimizer into a folder that every rank sees; together, with torch.distributed.checkpoint.
+        """Write weights and optimizer into a folder that all ranks share. Collective, with
+        torch.distributed.checkpoint.
 
-        Random numbers are a function of the step: there is no more to write.
+        Random numbers are a function of the step, so that no generator state is written.
         """
         with self.onloaded():
             save(
@@ -175,16 +175,16 @@ class TrainingState:
             )
 
     def load(self, folder: str) -> None:
-        """Read what `save` wrote, by any number of ranks.
+        """Read the state that `save` wrote, with any number of ranks.
 
         Raises:
-            CheckpointError: it cannot be read, or is of another model.
+            CheckpointError: the state cannot be read, or is of another model.
         """
         with self.onloaded():
             self.version = load(Path(folder), self.policy, self.optimizer, self._component)
 
 
 def release_memory(device: torch.device) -> None:
-    """Return unused cached memory of a device, so that other processes can use it."""
+    """Release the unused cached memory of a device to other processes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

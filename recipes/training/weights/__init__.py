@@ -1,1 +1,1 @@
-"""Weights on their way from actors to rollout workers."""
+"""The transfer of weights from actors to rollout workers."""

@@ -1,6 +1,6 @@
-"""The way of weights from the actors that train them to the rollout workers that act by them.
+"""The transfer of weights from actors to rollout workers.
 
-Weights are sent in pieces of some megabytes, one after the other, never all at once, from contiguous buffers.
+Weights are sent from contiguous buffers in pieces of some megabytes, one at a time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from recipes.training.reading.tied_weights import names_of_one_tensor
 from rlinf_core import RLinfError, Work, Worker
 
-# Tensors travel together until they are that many bytes; a larger one travels alone. A message costs as much processor
-# time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
+# Tensors travel together up to this many bytes; a larger one travels alone. A message costs as much processor time as
+# copying 4 MB: with pieces of 4 MB, each side needs a fifth more.
 PIECE_BYTES: Final = 16 << 20
-# Every tensor begins at a multiple of that many elements, so that vector instructions find it aligned.
+# Every tensor begins at a multiple of this many elements, aligned for vector instructions.
 ALIGNMENT: Final = 32
 
 
 class Place(NamedTuple):
-    """The place of a tensor in a piece: its name, its first element, its shape."""
+    """The place of a tensor in a piece: name, first element, and shape."""
 
     name: str
     offset: int
@@ -33,26 +33,26 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The element after its last."""
+        """The element after its last one."""
         return self.offset + prod(self.shape)
 
     def of(self, piece: Tensor) -> Tensor:
-        """Return the tensor, which shares the memory of the piece."""
+        """Return the tensor, a view of the piece."""
         return piece[self.offset : self.end].view(self.shape)
 
 
 class SentWeights(ABC):
-    """The weights of a model on their way to those that act by them.
+    """The weights of a model on their way to rollout workers.
 
     Attributes:
-        pieces: where the tensors of each piece lie in it.
+        pieces: the places of the tensors in each piece.
     """
 
     pieces: tuple[tuple[Place, ...], ...]
 
     @abstractmethod
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the pieces, [n] each. Collective: all ranks that share the weights go through them together."""
+        """Yield the pieces, [n] each. Collective: all ranks that share the weights iterate together."""
 
 
 class GatheredWeights(SentWeights):
@@ -60,8 +60,8 @@ class GatheredWeights(SentWeights):
 
     Args:
         weights: shards by name.
-        types: the types in which floating-point weights are sent, of all or by name; None: their own.
-        full_tensor: gathers one; collective.
+        types: the type in which floating-point weights are sent, one for all or by name; None: their own.
+        full_tensor: gathers a shard's tensor; collective.
         onloaded: a context in which the shards are on their device.
     """
 
@@ -81,7 +81,7 @@ class GatheredWeights(SentWeights):
             wanted = types.get(name) if isinstance(types, Mapping) else types
             self._types[name] = wanted if wanted is not None and weight.is_floating_point() else weight.dtype
             shapes[name] = tuple(weight.shape)
-        # By type, and else in the order of the model: what belongs to a block is gathered together.
+        # By type, and else in the order of the model, so that the weights of a block are gathered together.
         ordered = sorted(shapes, key=lambda name: str(self._types[name]))
         sizes = {name: _aligned(prod(shapes[name])) for name in ordered}
         pieces = grouped(ordered, lambda name: self._types[name], sizes)
@@ -89,7 +89,7 @@ class GatheredWeights(SentWeights):
 
     @torch.no_grad()
     def tensors(self) -> Iterator[Tensor]:
-        """See `SentWeights`; each piece has its own memory, which nothing else changes."""
+        """See `SentWeights`; each piece has its own memory."""
         with self._onloaded():
             weights = self._weights()
             for places in self.pieces:
@@ -100,7 +100,7 @@ class GatheredWeights(SentWeights):
         first = weights[last.name]
         piece = torch.zeros(last.end, dtype=self._types[last.name], device=first.device)
         for place in places:
-            # In the type that it is sent in: half the bytes travel between ranks where that is half as wide.
+            # Converted before it is gathered: a narrower type halves the bytes between ranks.
             place.of(piece).copy_(self._full_tensor(weights[place.name].detach().to(piece.dtype)))
         return piece
 
@@ -108,12 +108,12 @@ class GatheredWeights(SentWeights):
 def grouped(
     names: Iterable[str], dtype: Callable[[str], torch.dtype], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield names in groups of one type and of up to `PIECE_BYTES`.
+    """Yield names in groups of one type and up to `PIECE_BYTES` each.
 
     Args:
         names: the names, in their order.
-        dtype: the type of the tensor of a name.
-        sizes: elements of each.
+        dtype: returns the type of a named tensor.
+        sizes: the number of elements by name.
     """
     begun: list[str] = []
     size = 0
@@ -129,11 +129,11 @@ def grouped(
 
 
 def own_weights(module: nn.Module, chosen: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-    """Return the weights of a module by name, of those that layers share by the first of their names.
+    """Return the weights of a module by name; shared weights go by their first name.
 
     Args:
         module: the owner.
-        chosen: selects weights by their names; None: all.
+        chosen: selects weights by name; None: all.
     """
     state: dict[str, Tensor] = module.state_dict(keep_vars=True)
     if chosen is not None:
@@ -152,7 +152,7 @@ AboutT = TypeVar("AboutT")
 
 
 class FirstPiece(NamedTuple, Generic[AboutT]):
-    """The first message of an update, with the first of its pieces. The others follow, a tensor each.
+    """The first message of an update, with its first piece. Each further message is the tensor of a piece.
 
     Attributes:
         about: further facts for the receiver, such as the version.
@@ -171,7 +171,7 @@ def piece_messages(
     """Yield the messages of an update. Collective where `weights` are.
 
     Args:
-        weights: the current ones.
+        weights: the current weights.
         about: see `FirstPiece`.
         copies: whether the messages are copies on the host, which may be sent while training continues.
     """
@@ -203,10 +203,10 @@ class WeightSender:
 
     Args:
         worker: the actor.
-        source: its group and its rank.
+        source: the actor's group and rank.
         group_name: the name of the group of the rollout workers.
-        ranks: the ranks that it serves.
-        in_background: return before the messages are received, because rollouts continue meanwhile.
+        ranks: the ranks of the rollout workers that it serves.
+        in_background: return before the messages are received, so that rollouts continue meanwhile.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class WeightSender:
     def send(self, messages: Iterable[object]) -> None:
         """Send messages in order, one copy of each for all workers of a host.
 
-        Without receivers they are made all the same: their weights are gathered by all ranks together. Returns when
-        the memory of the messages may be changed; in the background at once, after those of an earlier call are sent.
+        Without receivers the messages are still produced, since gathering is collective. Returns when the memory of the
+        messages may be changed; in the background, as soon as the messages of an earlier call are sent.
         """
         while self._sending:
             self._sending.pop(0).wait()
@@ -239,8 +239,7 @@ class WeightSender:
 class FlatWeights(SentWeights):
     """Named tensors in contiguous buffers, one buffer for each dtype.
 
-    Two of them with equal names, shapes and dtypes have equal buffers, whatever the order of the names. Their pieces
-    are parts of the buffers.
+    Equal names, shapes and dtypes give equal buffers, whatever the order of the names. Pieces are parts of the buffers.
 
     Args:
         tensors: the tensors to lay out; they are copied.
@@ -254,7 +253,7 @@ class FlatWeights(SentWeights):
         ordered = dict(sorted(tensors.items()))
         self.buffers: list[Tensor] = []
         self.views: dict[str, Tensor] = {}
-        # What computes with this memory, by name, as it is now.
+        # The present tensors of the module that computes with this memory, by name.
         self._owners: Callable[[], Mapping[str, Tensor]] = dict
         for dtype in sorted({tensor.dtype for tensor in tensors.values()}, key=str):
             self._lay_out({name: tensor for name, tensor in ordered.items() if tensor.dtype == dtype}, dtype)
@@ -287,13 +286,13 @@ class FlatWeights(SentWeights):
 
     @classmethod
     def adopt(cls, module: nn.Module, chosen: Callable[[str], bool] | None = None) -> FlatWeights:
-        """Return the flat weights of a module, which computes in this memory from now on.
+        """Return the flat weights of a module, which from now on computes with their memory.
 
         Weights that two layers share stay shared.
 
         Args:
             module: the owner of the weights.
-            chosen: selects weights by their names; None: all.
+            chosen: selects weights by name; None: all.
         """
         weights = cls(own_weights(module, chosen))
         weights._owners = lambda: own_weights(module, chosen)
@@ -310,7 +309,7 @@ class FlatWeights(SentWeights):
         """Take over the tensors that the module has replaced, such as a buffer of running statistics.
 
         Raises:
-            RLinfError: one has another shape or type.
+            RLinfError: a tensor has another shape or type.
         """
         for name, tensor in self._owners().items():
             view = self.views[name]
@@ -321,10 +320,10 @@ class FlatWeights(SentWeights):
 
     @torch.no_grad()
     def load(self, first: FirstPiece[AboutT], others: Iterator[Tensor]) -> None:
-        """Take the weights of an update, the first of whose messages has arrived.
+        """Load the weights of an update, whose first message has arrived.
 
         Raises:
-            RLinfError: they are not weights of this module.
+            RLinfError: the weights do not fit this module.
         """
         self._keep()
         names = {place.name for places in first.pieces for place in places}
@@ -340,7 +339,7 @@ class FlatWeights(SentWeights):
             piece = None
 
     def move(self, device: torch.device) -> None:
-        """Move the memory, and with it the module that computes with it, to a device, unless it is there already."""
+        """Move the memory, and the module that computes with it, to a device, if it is elsewhere."""
         self._keep()
         for index, buffer in enumerate(self.buffers):
             if buffer.device == device:

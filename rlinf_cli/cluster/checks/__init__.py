@@ -1,1 +1,1 @@
-"""The checks of `rlinf doctor`: rules from the facts of a node to a verdict."""
+"""The checks of `rlinf doctor`: rules that derive verdicts from the facts of a node."""

@@ -1,4 +1,4 @@
-"""Checks of the nodes' hardware: accelerators, robots and cameras, found against declared."""
+"""Checks of the nodes' accelerators, robots and cameras against the declared ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE: Final = {"realsense": "pyrealsense2", "zed": "pyzed"}
 
 
 def judged(probed: Sequence[ProbedNode]) -> list[Finding]:
-    """Return what is said of the accelerators, robots and cameras of the nodes."""
+    """Return the findings about the accelerators, robots and cameras of the nodes."""
     return [
         *(machine.finding("accelerators", _accelerators(machine)) for machine in probed),
         *(machine.finding("robot", said) for machine in probed for said in _robots(machine)),
@@ -49,12 +49,12 @@ def _accelerators(machine: ProbedNode) -> Said:
 
 
 def _folded(model: str) -> str:
-    """Fold case and separators, so that `RTX 4090` matches `NVIDIA GeForce RTX-4090`."""
+    """Return a model name without case and separators, so that `RTX 4090` matches `NVIDIA GeForce RTX-4090`."""
     return "".join(filter(str.isalnum, model.casefold()))
 
 
 def found_text(reply: Any) -> str:
-    """Return `8 NVIDIA (A800)`, `none`, or why it is unknown."""
+    """Return the accelerators in words, as in `8 NVIDIA (A800)`, or why they are unknown."""
     if "found" not in reply:
         return f"unknown: {reply['fault']}"
     models = reply["found"]["models"]
@@ -88,7 +88,7 @@ def _robots(machine: ProbedNode) -> Iterator[Said]:
 
 
 def _robot(kind: str, address: str, fault: str | None, controller_node: int | None) -> Said:
-    """Return the findings about one controller; `controller_node` is the node that runs it, if the file names one."""
+    """Return the result for one controller; `controller_node` is the node that runs it, if the file names one."""
     data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
     at_node = "" if controller_node is None else f" on node {controller_node}"
     robot = f"{kind} at {address}{f', controller{at_node},' if at_node else ''}"
@@ -120,7 +120,7 @@ def _cameras(machine: ProbedNode) -> Iterator[Said]:
 
 
 def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
-    """Return the declared serials of a node's cameras by make."""
+    """Return the declared serial numbers of a node's cameras, by make."""
     serials_by_make: dict[str, tuple[str, ...]] = {}
     for unit in units:
         for make, serial in unit.cameras():

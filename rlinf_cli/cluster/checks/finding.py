@@ -1,4 +1,4 @@
-"""Input and output types of the checks."""
+"""The input and output types of the checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OK, WARNING, FAULT, SKIPPED = CheckVerdict.OK, CheckVerdict.WARNING, CheckVerdic
 
 
 class Said(NamedTuple):
-    """A rule's answer about a node: the verdict, the observation, the remedy, and figures for programs."""
+    """A rule's result for a node: the verdict, the observation, the remedy, and figures for programs."""
 
     verdict: CheckVerdict
     what: str
@@ -62,7 +62,7 @@ class ProbedNode(NamedTuple):
 
     Attributes:
         facts: its facts; see `node_probe.inspect`.
-        asked, heard: times of the request and the reply, by this machine's clock.
+        asked, heard: the times of the request and the reply, by this machine's clock.
     """
 
     node: NodeTarget
@@ -76,7 +76,7 @@ class ProbedNode(NamedTuple):
 
 
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings without duplicates: several interpreters of a node may have the same."""
+    """Return the findings without duplicates, which several interpreters of a node may cause."""
     return list({finding[:6]: finding for finding in findings}.values())
 
 
@@ -95,5 +95,5 @@ def _of_all(group: Sequence[Finding]) -> Finding:
 
 
 def size(count: float) -> str:
-    """Return `512 MiB`, `3.2 GiB`."""
+    """Return a number of bytes in words, as in `512 MiB` or `3.2 GiB`."""
     return f"{count / MIB:.0f} MiB" if count < GIB else f"{count / GIB:.1f} GiB"

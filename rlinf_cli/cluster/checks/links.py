@@ -15,7 +15,7 @@ from rlinf_cli.cluster.transports.agent import ask, command, script
 from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.foreign.strict_json import load_json_object
 
-# Seconds of sending on each link, and the limit after which a link counts as broken.
+# Seconds of each part of a measurement, and the limit after which a link counts as broken.
 _PART_SECONDS: Final = 0.1
 _LINK_SECONDS: Final = 20.0
 # A gigabit Ethernet carries 117 MB/s.
@@ -52,8 +52,10 @@ class Measured(NamedTuple):
 
 
 def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[NodeLink]:
-    """Return the links to measure: Ray's between the head and every node, a ring within each component, and between two
-    components as many as the larger has nodes, so that every node of both is covered.
+    """Return the links to measure.
+
+    They are Ray's links between the head and every node, a ring within each component, and between two components as
+    many links as the larger has nodes, so that every node of both is covered.
     """
     uses: dict[tuple[int, int], list[str]] = {}
 
@@ -83,19 +85,19 @@ async def measure(
     head_address: str | None = None,
     most: int = 64,
 ) -> tuple[list[Measured], list[NodeLink]]:
-    """Return the measured links, and those left for lack of time. No two links of a node are measured at once.
+    """Return the measured links, and those left for lack of time. A node's links are measured one at a time.
 
     Args:
         links: the links, between nodes of `probed` only.
-        seconds: the seconds after which no further link is measured.
-        most: how many are measured concurrently; each needs two runs of the transport.
+        seconds: the seconds after which no further measurement starts.
+        most: the maximum number of concurrent measurements; each needs two runs of the transport.
     """
     end = time.monotonic() + seconds
     free = {rank: asyncio.Lock() for rank in probed}
     places = asyncio.Semaphore(most)
 
     async def one(link: NodeLink) -> Measured | None:
-        # The lower rank first, so that no two links wait for each other.
+        # Locking the lower rank first avoids a deadlock between two links.
         async with free[link.other], free[link.one], places:
             if time.monotonic() > end:
                 return None
@@ -150,7 +152,7 @@ async def _measure(link: NodeLink, probed: Mapping[int, ProbedNode], address: st
 def findings_of(
     measured: Sequence[Measured], unmeasured: Sequence[NodeLink], probed: Mapping[int, ProbedNode]
 ) -> list[Finding]:
-    """Return a finding for each link."""
+    """Return a finding for each measured link, and one for the unmeasured links."""
     findings = [_finding(link, probed) for link in measured]
     if unmeasured:
         what = f"{len(unmeasured)} of {len(unmeasured) + len(measured)} links were not measured for lack of time"
@@ -176,7 +178,7 @@ def _finding(measured: Measured, probed: Mapping[int, ProbedNode]) -> Finding:
 
 
 def figures(latencies: Sequence[float], bandwidths: Sequence[float]) -> str:
-    """Return `0.05 ms, 1.6 GB/s`, or ranges of both."""
+    """Return latency and bandwidth in words, as in `0.05 ms, 1.6 GB/s`, or the ranges of both."""
 
     def span(values: Sequence[float], unit: str) -> str:
         first, last = (f"{float(f'{value:.2g}'):g}" for value in (min(values), max(values)))

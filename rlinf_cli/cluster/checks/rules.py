@@ -1,4 +1,4 @@
-"""Checks of each node's software, room and clock: one rule each, from the facts of a node to what is said of it."""
+"""Checks of each node's software, space and clock: rules that derive a result from the facts of a node."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.placement.environment import forwarded_values
 
 _OLDEST: Final = (3, 11)
-# Below the first, Ray fails with obscure errors; below the second, logs and checkpoints soon do.
+# Below the first, Ray fails with obscure errors; below the second, logs and checkpoints soon fail.
 _DISK: Final = (256 * MIB, 5 * GIB)
-# Ray's object store and rlinf's arenas are there; containers have 64 MiB by default.
+# /dev/shm holds Ray's object store and rlinf's arenas; containers have 64 MiB by default.
 _SHM: Final = (100 * MIB, 1 * GIB)
-# Every connection, file and pipe of a worker takes one.
+# Every connection, file and pipe of a worker takes a descriptor.
 _FILES: Final = (1024, 4096)
-# Firmware and kernel reserve a few percent of the memory.
+# The visible fraction of the memory: firmware and kernel reserve a few percent.
 _SEEN_MEMORY: Final = 0.9
 _SKEW_SECONDS: Final = (2.0, 30.0)
 # A warning lists at most this many packages.
@@ -33,10 +33,9 @@ class SoftwareReference(NamedTuple):
     """The software that the nodes are compared with.
 
     Attributes:
-        head: node 0, or if it did not answer, one of the majority.
+        head: node 0, or if it did not answer, a node with the most common software.
         here: the software of this machine; see `questions.software`.
-        driver, driver_place: the software of the driver, and where it runs: here if this machine is a node, else on the
-            head.
+        driver, driver_place: the software of the driver, and its place: here if this machine is a node, else the head.
         recipe: the name of the recipe; None without one.
         own_recipe: the result of `node_probe.recipe_of` here.
     """
@@ -56,7 +55,7 @@ def reference_of(
     recipe: str | None,
     own_recipe: Mapping[str, Any] | None,
 ) -> SoftwareReference:
-    """Return what the nodes are compared with; `machine` is the id of this one."""
+    """Return the software with which the nodes are compared; `machine` is the id of this machine."""
     head = _head(probed)
     if any(node.facts["machine"] == machine for node in probed):
         return SoftwareReference(head, here, here, "here", recipe, own_recipe)
@@ -67,7 +66,7 @@ Rule: TypeAlias = Callable[[ProbedNode, SoftwareReference], Said | None]
 
 
 def interpreter(machine: ProbedNode, reference: SoftwareReference) -> Said:
-    """Check that a node's Python is new enough, and of the head's minor version."""
+    """Check that a node's Python is new enough and has the head's minor version."""
     path, python = machine.node.interpreter, machine.facts["python"]
     what = f"`{path}` is Python {_version(python)}"
     help = "set another `python_interpreter_path` for its group"
@@ -84,7 +83,7 @@ def interpreter(machine: ProbedNode, reference: SoftwareReference) -> Said:
 
 
 def ray(machine: ProbedNode, reference: SoftwareReference) -> Said:
-    """Check that a node has Ray, in the head's version."""
+    """Check that a node has the head's version of Ray."""
     path, version, wanted = machine.node.interpreter, machine.facts["ray"], reference.head.facts["ray"]
     install = f"run `{path} -m pip install ray{f'=={wanted}' if wanted else ''}`"
     if version is None:
@@ -111,7 +110,7 @@ def code(machine: ProbedNode, reference: SoftwareReference) -> Said:
 
 
 def driver(machine: ProbedNode, reference: SoftwareReference) -> Said:
-    """Warn where an interpreter has another Python than the driver's, or other versions of packages that rlinf uses."""
+    """Warn if an interpreter's version of Python, or of a package that rlinf uses, differs from the driver's."""
     own, theirs = reference.driver, machine.facts
     installed: dict[str, str] = theirs.get("packages") or {}
     wanted: dict[str, str] = own.get("packages") or {}
@@ -131,8 +130,7 @@ def driver(machine: ProbedNode, reference: SoftwareReference) -> Said:
 
 
 def recipe(machine: ProbedNode, reference: SoftwareReference) -> Said | None:
-    """Check that a node has the same recipe as this machine, if it is not one of rlinf's: those are part of its
-    code."""
+    """Check that a node has the same custom recipe as this machine; `code` covers rlinf's own recipes."""
     name, own = reference.recipe, (reference.own_recipe or {}).get("found")
     if name is None or own is None or str(own["value"]).startswith("recipes."):
         return None
@@ -150,7 +148,7 @@ def recipe(machine: ProbedNode, reference: SoftwareReference) -> Said | None:
 
 
 def ports(machine: ProbedNode, _: SoftwareReference) -> Said:
-    """Check that Ray's ports are free on a node, and that the range is not ephemeral."""
+    """Check that Ray's ports are free on a node, and do not overlap the ephemeral ports."""
     wanted, taken, ephemeral = machine.node.ports, list(machine.facts["taken"]), machine.facts["ephemeral"]
     if taken:
         listed = "; ".join(
@@ -181,7 +179,7 @@ def _room(free: int, limits: tuple[int, int], where: str, help: str) -> Said:
         return Said(FAULT, f"{size(free)} free {where}, Ray needs {size(least)}", help, data)
     if free < good:
         return Said(WARNING, f"{size(free)} free {where}, a job soon needs {size(good)}", help, data)
-    # The exact figure would prevent merging the lines of similar nodes.
+    # Similar nodes must have equal texts to be merged into one line, so the exact figure is omitted.
     return Said(OK, f"{size(good)} or more free {where}", "", data)
 
 
@@ -217,7 +215,7 @@ _MACHINE: Final[tuple[Rule, ...]] = (ports, disk, shm, memory, limits)
 
 
 def of_software(probed: Sequence[ProbedNode], reference: SoftwareReference) -> Iterator[Finding]:
-    """Return the findings about every interpreter of the nodes: that of their Ray, and those of their groups."""
+    """Yield the findings about every interpreter of the nodes: Ray's, and those of the groups."""
     everywhere = _with_groups(probed)
     yield from _applied(interpreter, everywhere, reference)
     # A group's interpreter that does not run is reported once, not for each missing package.
@@ -227,7 +225,7 @@ def of_software(probed: Sequence[ProbedNode], reference: SoftwareReference) -> I
 
 
 def of_machines(probed: Sequence[ProbedNode], reference: SoftwareReference) -> Iterator[Finding]:
-    """Return the findings about clocks, ports and disk space of the nodes."""
+    """Yield the findings about the clocks, ports, disk space, memory and limits of the nodes."""
     yield from clocks(probed)
     for rule in _MACHINE:
         yield from _applied(rule, probed, reference)
@@ -241,7 +239,7 @@ def _applied(rule: Rule, probed: Sequence[ProbedNode], reference: SoftwareRefere
 
 
 def _with_groups(probed: Sequence[ProbedNode]) -> list[ProbedNode]:
-    """Return the nodes, and again for each interpreter of a node group, with that interpreter's facts."""
+    """Return the nodes, and a copy for each interpreter of a node group, with that interpreter's facts."""
     return [
         *probed,
         *(
@@ -255,8 +253,8 @@ def _with_groups(probed: Sequence[ProbedNode]) -> list[ProbedNode]:
 def clocks(probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that every clock agrees with the majority.
 
-    A reply's timestamp must lie between request and arrival. The distance outside of that interval is a lower bound of
-    the skew; less cannot be distinguished from latency.
+    A reply's timestamp must lie between request and arrival. The distance from that interval is a lower bound of the
+    skew; a smaller skew cannot be distinguished from latency.
     """
     good, most = _SKEW_SECONDS
     offsets = [_offset(machine) for machine in probed]
@@ -292,7 +290,7 @@ def machines(probed: Sequence[ProbedNode]) -> list[Finding]:
 
 
 def head_address(head: ProbedNode, address: str) -> list[Finding]:
-    """Check that the head is not reachable from the internet: Ray's ports are open on every interface of a node."""
+    """Check that the head's address is not public, since Ray's ports are open on every interface of a node."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -346,7 +344,7 @@ def _offset(machine: ProbedNode) -> float:
 
 
 def _distance(skew: float) -> str:
-    """Return `3600 s ahead of`."""
+    """Return a skew in words, as in `3600 s ahead of`."""
     return f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"
 
 
@@ -355,7 +353,7 @@ def _version(parts: Sequence[int]) -> str:
 
 
 def _head(probed: Sequence[ProbedNode]) -> ProbedNode:
-    """Return the reference for comparisons: node 0, or if it did not answer, the majority of the others."""
+    """Return the node to compare with: node 0, or if it did not answer, one with the most common software."""
     for machine in probed:
         if machine.node.is_head:
             return machine

@@ -1,1 +1,1 @@
-"""The agent that runs on a node. Standard library only."""
+"""The agent that runs on a node, which uses only the standard library."""

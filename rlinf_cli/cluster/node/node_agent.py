@@ -1,8 +1,8 @@
 """The agent that `rlinf` runs on a node: it reads a request from standard input, and replies in lines of JSON.
 
-It is sent over ssh to the node's interpreter, so this file and those in `PARTS` of `agent.py` use the standard library
-only, and no syntax or function later than Python 3.8. The request may hold the cluster's token, so no request is ever
-printed. `drive` runs a driver for a user on another machine instead, and ends it if the connection ends.
+It is sent over ssh to the node's interpreter, so this file and those in `PARTS` of `agent.py` use only the standard
+library, and no syntax or function later than Python 3.8. A request is never printed, since it may hold the cluster's
+token. Instead of answering a request, `drive` runs a driver for a user on another machine until the connection ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def members(request: dict[str, Any]) -> dict[str, Any]:
 def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
     """Ask the drivers on this node to end, and wait for them until the deadline; return the number left.
 
-    A pid alone may be another process, as in a container, so the command must match the driver's, too.
+    The command must match the driver's, since a pid may mean another process, as in a container.
     """
     end = time.monotonic() + float(request["deadline"])
     record = facts.read_record(facts.folder_of(request["cluster"])) or {}
@@ -74,11 +74,10 @@ def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
     return {"told": len(drivers), "left": len(remaining)}
 
 
-# Commands in the lines after the request.
+# A command that may follow the request, in lines of its own.
 INTERRUPT = b"INT"
-TERMINATE = b"TERM"
-# Seconds between SIGINT, SIGTERM and SIGKILL to a driver.
-_GRACE = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
+# Signals to a driver, and seconds to the next one: a second SIGINT ends it at once.
+_GRACE = ((signal.SIGINT, 15.0), (signal.SIGINT, 10.0), (signal.SIGKILL, 5.0))
 
 
 def drive() -> int:
@@ -105,11 +104,10 @@ def drive() -> int:
 
 
 def _obey(process: subprocess.Popen[bytes]) -> None:
-    """Execute the commands; the end of input means that the user is gone, which ends the driver."""
+    """Execute the user's commands, and end the driver at the end of input, when the user is gone."""
     for line in sys.stdin.buffer:
-        number = {INTERRUPT: signal.SIGINT, TERMINATE: signal.SIGTERM}.get(line.strip())
-        if number is not None:
-            _signal(process, number)
+        if line.strip() == INTERRUPT:
+            _signal(process, signal.SIGINT)
     for number, seconds in _GRACE:
         _signal(process, number)
         try:
@@ -130,7 +128,7 @@ def sync(request: dict[str, Any]) -> dict[str, Any]:
     Running processes keep their imported modules; new ones import the new code.
 
     Raises:
-        NodeError: it cannot be written.
+        NodeError: the folder cannot be written.
     """
     folder = node_probe.code_folder(request["cluster"])
     part = f"{folder}.part"
@@ -188,7 +186,7 @@ def say(line: dict[str, Any]) -> None:
 def main() -> int:
     """Execute the request on standard input; return 0 if it succeeded, 1 if the reply holds an error."""
     request = json.loads(sys.stdin.buffer.readline())
-    # A sign of life: a connection that ends from here on was dropped.
+    # After this line, the caller knows that the agent ran, so that an end without a result means a lost connection.
     say({"event": "hello"})
     try:
         answer = VERBS[request["verb"]](request)

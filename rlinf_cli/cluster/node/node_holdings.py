@@ -1,4 +1,4 @@
-"""Resources of processes on a node: TCP ports, shared memory, folders; and removal of leftovers.
+"""The resources of processes on a node (TCP ports, shared memory, folders), and the removal of leftovers.
 
 Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -20,8 +20,7 @@ _LISTEN = "0A"
 
 
 def command_of(pid: int) -> str | None:
-    """Return the command of a process in the form in which Ray records a driver's, or None if there is no such
-    process."""
+    """Return the command of a process in the form of Ray's records of drivers, or None without such a process."""
     words = command(pid).decode("utf-8", "replace").split("\0")[:-1]
     return subprocess.list2cmdline(words) if os.path.exists(f"/proc/{pid}") else None
 
@@ -30,8 +29,8 @@ class Holdings(NamedTuple):
     """The resources of a cluster's processes besides private memory.
 
     Attributes:
-        ports: TCP ports that they listen on.
-        shared: files of theirs in /dev/shm.
+        ports: the TCP ports on which they listen.
+        shared: their files in /dev/shm.
         folders: their folders besides the cluster's own, such as socket folders.
     """
 
@@ -41,9 +40,9 @@ class Holdings(NamedTuple):
 
 
 def holdings(processes: list[int], since: float) -> Holdings:
-    """Return the current resources of processes; taken before they are ended, to verify afterwards that they are gone.
+    """Return the current resources of processes, to verify after their end that the resources are gone.
 
-    A shared-memory file older than `since`, or of another user, is not theirs even if they use it.
+    A shared-memory file older than `since`, or of another user, does not count even if they use it.
     """
     prefix = os.path.join(temporary_folder(), "rlinf-")
     owners = listeners()
@@ -93,7 +92,7 @@ def listeners() -> dict[int, int]:
 
 
 def described(pid: int) -> str:
-    """Return a process for messages: `pid 123, sshd`."""
+    """Return a process in words for messages, as in ``pid 123, `sshd` ``."""
     if not pid:
         return "a process of another user"
     name = read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()
@@ -101,18 +100,18 @@ def described(pid: int) -> str:
 
 
 def cluster_of(pid: int) -> str | None:
-    """Return the name of the cluster of `rlinf up` that a process of this user is of, or None."""
+    """Return the name of the `rlinf up` cluster to which a process of this user belongs, or None."""
     variables = read(f"/proc/{pid}/environ").split(b"\0")
     mark = f"{MARK}=".encode()
     owners = [os.fsdecode(variable[len(mark) :]) for variable in variables if variable.startswith(mark)]
-    # The value becomes a part of a path: any process may set the variable.
+    # Any process may set the variable, and its value becomes part of a path, so it must be alphanumeric.
     record = read_record(folder_of(owners[0])) if owners and owners[0].isalnum() else None
     name = record.get("name") if record else None
     return name if isinstance(name, str) else None
 
 
 def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:
-    """Return None if something accepts connections there, else the error."""
+    """Return None if a process accepts connections at the address, else the error."""
     try:
         with socket.create_connection((address, port), timeout=seconds):
             return None
@@ -121,7 +120,7 @@ def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:
 
 
 def remove(path: str) -> str | None:
-    """Remove a file or a folder with its contents; return what is left of it, or None."""
+    """Remove a file or a folder with its contents; return the path if something is left, else None."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -133,7 +132,7 @@ def remove(path: str) -> str | None:
 
 
 def reap_sockets() -> None:
-    """Remove socket folders of dead processes: a living process holds a lock on its folder."""
+    """Remove the socket folders of dead processes; a living process holds a lock on its folder."""
     prefix = f"rlinf-{os.getuid()}-"
     for base in {temporary_folder(), "/tmp"}:
         for name in os.listdir(base):

@@ -1,7 +1,6 @@
-"""Measurement of the link between two nodes: one serves; the other connects, pings, and sends for a moment.
+"""The measurement of the link between two nodes: one serves; the other connects, pings, and sends for a moment.
 
-Both sides prove that they know the secret of this measurement before anything else; the port is open only for its
-duration.
+Both sides first prove that they know the secret of the measurement, and the port is open only for its duration.
 
 Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -30,7 +29,7 @@ _HEARTBEAT_SECONDS = 1.0
 _MOST_UNPROVEN = 16
 _PAUSE = 0.05
 _CHUNK = bytes(1 << 20)
-# From what slow Wi-Fi carries in one round to what keeps a fast card busy.
+# The sizes of messages, from one that suits slow Wi-Fi to one that keeps a fast card busy.
 _LEAST_BYTES = 64 << 10
 _MOST_BYTES = 256 << 20
 _MOST_PINGS = 100
@@ -41,7 +40,7 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
     """Serve measurements for `deadline` seconds, or until the reader of the output is gone.
 
     Args:
-        request: `secret` in hex, `address` to listen on, `ports` as first and last of the range to choose from.
+        request: `secret` in hex, an `address` of the family to listen on, `ports` as the first and last of the range.
     """
     secret = bytes.fromhex(request["secret"])
     end = time.monotonic() + float(request["deadline"])
@@ -56,7 +55,7 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
             try:
                 line, peer = listener.accept()
             except socket.timeout:  # noqa: UP041 - one and the same only from 3.10 on
-                # A lost reader is noticed by writing to it; then this process must end.
+                # Only writing reveals a lost reader, whose process must end.
                 _say({"event": "alive"})
                 continue
             except OSError:
@@ -99,7 +98,7 @@ def _listen(address: str, ports: range) -> socket.socket | None:
     for port in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # On all of its addresses: the one by which others reach it need not be local (NAT).
+            # All local addresses, since with NAT the address that others use is not local.
             listener.bind(("", port))
             listener.listen(128)
         except OSError:
@@ -110,7 +109,7 @@ def _listen(address: str, ports: range) -> socket.socket | None:
 
 
 def _answer(line: socket.socket, secret: bytes, unproven: Unproven[socket.socket]) -> None:
-    """Read what a proven peer sends, and confirm each message by one byte."""
+    """Read the messages of an authenticated peer, and confirm each with one byte."""
     with line, contextlib.suppress(OSError):
         try:
             if not _prove(line, secret, first=False):
@@ -174,7 +173,7 @@ def _latency(line: socket.socket, seconds: float) -> float:
 
 
 def _bandwidth(line: socket.socket, seconds: float) -> float:
-    """Return the bandwidth, sending more and more until one round takes long enough to be measured."""
+    """Return the bandwidth, from ever larger messages until one takes long enough to be measured."""
     size = _LEAST_BYTES
     while True:
         spent = _send(line, size)

@@ -1,4 +1,4 @@
-"""Facts about a node before anything is started there: versions, addresses, free space, hardware, running processes.
+"""The facts about a node before anything is started there: versions, addresses, free space, hardware, processes.
 
 Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -29,7 +29,7 @@ _SOFTWARE_SECONDS = 30.0
 
 
 def code_folder(cluster: str) -> str:
-    """Return the folder for code from `--sync`: beside the cluster's folder, as it is copied before Ray starts."""
+    """Return the folder for code from `--sync`, beside the cluster's folder because it is made before Ray starts."""
     return f"{folder_of(cluster)}.code"
 
 
@@ -38,7 +38,7 @@ def environment(request: dict[str, Any]) -> dict[str, str]:
     env = merged(os.environ, request.get("env", {}), ())
     if request.get("code"):
         env = merged(env, {"PYTHONPATH": code_folder(request["cluster"])}, ["PYTHONPATH"])
-    # Our Ray authenticates as set here, whatever this user's login sets.
+    # The user's own settings must not change how our Ray authenticates.
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"):
         env.pop(name, None)
     return env
@@ -54,7 +54,7 @@ def ask_interpreter(
     """Return an interpreter's answer to one of `questions`: `{"found": ...}` or `{"fault": "..."}`."""
     source = getattr(questions, "__source__", None)
     if source is None:
-        # Elsewhere than on a node, where the module is its source alone.
+        # On a node the modules are sent as source, with `__source__`. Elsewhere there is a file.
         with open(str(questions.__file__), encoding="utf-8") as file:
             source = file.read()
     code = f"exec(compile({source!r}, 'questions', 'exec'))"
@@ -83,7 +83,7 @@ def run_code(code: str, env: dict[str, str], interpreter: str, seconds: float, *
 
 
 def software(env: dict[str, str], interpreter: str = sys.executable, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the versions that an interpreter reports, of `packages` too, or its error as `fault`."""
+    """Return the versions that an interpreter reports, including those of `packages`, or its error as `fault`."""
     reply = ask_interpreter(env, "software", *packages, interpreter=interpreter, seconds=_SOFTWARE_SECONDS)
     unknown = {"python": list(sys.version_info[:3]), "ray": None, "rlinf": None, "fingerprint": None}
     return reply["found"] if "found" in reply else {**unknown, "fault": reply["fault"]}
@@ -106,7 +106,7 @@ def primary_address() -> str:
 
 
 def taken_ports(ports: dict[str, int], own: set[int]) -> list[list[Any]]:
-    """Return those of `ports` that a process other than `own` listens on: [use, port, process]."""
+    """Return the `ports` on which a process other than `own` listens, each as [use, port, process]."""
     owners = listeners()
 
     def listener(pid: int) -> str:
@@ -145,18 +145,17 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# What only `doctor` needs: accelerators, robots, cameras, limits.
-
+# Seconds for a robot to accept a connection.
 _ROBOT_SECONDS = 3.0
 
 
 def inspect(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of this node.
+    """Return the facts of this node for `doctor`: those of `probe`, accelerators, robots, cameras and limits.
 
     Args:
-        request: the request, as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for and
-            `camera_environment` the interpreter that does, `recipe` as the file names it, or None, `environments` the
-            other interpreters of the node, as `node_env` reads them.
+        request: the request, as of `probe`, with `addresses` of robots as host and port, `cameras`, the makes to look
+            for, `camera_environment`, the environment that looks for them, `recipe`, the name in the file or None, and
+            `environments`, the other environments of the node, as `node_env` reads them.
     """
     env, name = environment(request), request.get("recipe")
     cameras_env, cameras_by = _declared(env, request.get("camera_environment"))
@@ -175,7 +174,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         **common,
-        # Taken now: the caller knows when it sent the request and received the reply.
+        # The caller compares this with the times of its request and of the reply.
         "time": now,
         "accelerators": accelerators.result(),
         "cameras": {make: future.result() for make, future in cameras.items()},
@@ -193,11 +192,11 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
     """Run a trial program in the environment of a group's processes.
 
     Args:
-        request: the request, as of `probe`; `module` and `arguments` of the program, `seconds` that it may take, and
-            `environment`, as `node_env` reads it; None: that of the node.
+        request: the request, as of `probe`, with `module` and `arguments` of the program, `seconds`, its time limit,
+            and `environment`, as `node_env` reads it, or None for that of the node.
 
     Returns:
-        `{"found": ...}`, the record that it printed, or `{"fault": "..."}`.
+        `{"found": ...}` with the record that the program printed, or `{"fault": "..."}`.
     """
     env, interpreter = _declared(environment(request), request.get("environment"))
     code = "import runpy; runpy.run_module({!r}, run_name='__main__')\n".format(request["module"])
@@ -205,23 +204,21 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _declared(env: dict[str, str], declared: dict[str, Any] | None) -> tuple[dict[str, str], str]:
-    """Return the environment and the interpreter of a group's processes; None: those of the node."""
+    """Return the environment and interpreter of a group's processes, or of the node's for None."""
     if declared is None:
         return env, sys.executable
     return merged(env, declared["env"], declared["prepended"]), declared["interpreter"]
 
 
 def _software(declared: dict[str, Any], own: dict[str, str], request: dict[str, Any]) -> dict[str, Any]:
-    """Return the versions of another interpreter of the node, in its given environment."""
+    """Return the versions of another interpreter of the node, in its declared environment."""
     env, interpreter = _declared(own, declared)
     facts, recipe = software(env, interpreter, request.get("packages", ())), request.get("recipe")
     return {**facts, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in facts else None}
 
 
 def recipe_of(name: str, env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
-    """Return the entry point of a recipe in an interpreter, and a digest of its package: `{"found": ...}` or `{"fault":
-    "..."}`.
-    """
+    """Return a recipe's entry point in an interpreter with a digest of its package, as in `ask_interpreter`."""
     return ask_interpreter(env, "recipe", name, interpreter=interpreter)
 
 

@@ -29,13 +29,14 @@ _GRACE_SECONDS = 8.0
 _LOG = "up.log"
 # The message of `ray start` when its raylet has not registered after 30 s, a fixed limit of Ray.
 _OWN_LIMIT = "The current node timed out during startup"
-# The message of `ray start` when its raylet has registered; without it, one that outlives its ports by the limit has.
+# The message of `ray start` when its raylet has registered. If it is not found, a process that is still alive
+# `_OWN_LIMIT_SECONDS` after its ports answer must have registered, too.
 _STARTED = "Ray runtime started"
 _OWN_LIMIT_SECONDS = 35.0
 
 
 class NodeError(Exception):
-    """A node cannot be started: message, cause, remedy, and the end of its log."""
+    """A node cannot do what was requested: message, cause, remedy, exit code and the end of its log."""
 
     def __init__(self, message: str, *, why: str = "", help: str = "", rc: int | None = None, lines: str = "") -> None:
         super().__init__(message)
@@ -50,7 +51,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     """Start Ray on this node unless it runs; return its record.
 
     Raises:
-        NodeError: it does not start.
+        NodeError: Ray does not start.
     """
     cluster, folder = request["cluster"], facts.folder_of(request["cluster"])
     end = time.monotonic() + request["deadline"]
@@ -95,7 +96,7 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
     env = node_probe.environment(request)
     env.update(facts.ray_environment(request["cluster"], folder, request.get("token")), RAY_USAGE_STATS_ENABLED="0")
     if address.startswith("127."):
-        # Otherwise Ray replaces a loopback address by the machine's own, and listens on every interface.
+        # Without this, Ray replaces a loopback address by the machine's own, and listens on every interface.
         env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     command = _command(request, folder, address)
     log = os.open(os.path.join(folder, _LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -131,10 +132,10 @@ def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"]
     if request["head"]:
         command += ["--head", f"--port={ports['gcs']}", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
-        # It scales nothing here, and serves metrics to everybody on a port outside of the range.
+        # The monitor has nothing to scale here, and would serve metrics to everybody on a port outside the range.
         command.append("--no-monitor")
         command.append(f"--dashboard-port={ports['dashboard']}")
-        # Without a client server Ray rejects the port; with one it would choose a port outside of the range.
+        # Ray rejects this option without grpc, and with it would otherwise choose a port outside the range.
         if find_spec("grpc") is not None:
             command.append(f"--ray-client-server-port={ports['client_server']}")
     else:
@@ -211,7 +212,7 @@ def _check_ports(request: dict[str, Any]) -> None:
 
 
 def _own_address(request: dict[str, Any], end: float) -> str:
-    """Return the address at which the other nodes reach this one: that of the route to the head."""
+    """Return the address at which other nodes reach this node: its own on the route to the head."""
     if request["head"]:
         address = request["address"]
         try:
@@ -232,11 +233,13 @@ def _reach(head: str, port: int, end: float, *, wait: bool) -> str:
     """Connect to the head, and return this machine's own address on that route.
 
     Args:
-        wait: whether the head may still be starting; else a refused connection is final.
+        wait: whether the head may still be starting, so that a refused connection is retried.
     """
     while True:
         try:
-            with socket.create_connection((head, port), timeout=max(0.5, min(5.0, end - time.monotonic()))) as line:
+            # The address of this machine must be one of IPv4, too.
+            where = (socket.gethostbyname(head), port)
+            with socket.create_connection(where, timeout=max(0.5, min(5.0, end - time.monotonic()))) as line:
                 return str(line.getsockname()[0])
         except OSError as error:
             fault: OSError = error
@@ -280,7 +283,7 @@ def _only_one(path: str) -> Generator[None, None, None]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder has removed it, and another process may hold the next one.
+            # The previous holder may have removed the file, and another process may hold the next one.
             os.stat(path)
         except OSError:
             raise NodeError(
@@ -294,7 +297,7 @@ def _only_one(path: str) -> Generator[None, None, None]:
 
 
 def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """End what `start` started, with all descendants; return what is left, normally nothing.
+    """End the processes of `start` with all descendants; return the leftovers, normally none.
 
     Raises:
         NodeError: another command is running on this node.
@@ -314,7 +317,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leave_no_base(folder: str) -> None:
-    """Remove the folder of this user's clusters, if the last one is gone."""
+    """Remove the folder of this user's clusters if it is empty."""
     with suppress(OSError):
         os.rmdir(os.path.dirname(folder))
 

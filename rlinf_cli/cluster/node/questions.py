@@ -1,7 +1,7 @@
 """Questions that only an interpreter itself can answer: `python -c SOURCE QUESTION ARGUMENT...`.
 
-It may be of any environment from Python 3.8 on. What is not of the standard library is imported by the question that
-needs it. The answer is printed as one line of JSON.
+The interpreter may have any environment from Python 3.8 on, so each question imports the third-party packages that it
+needs itself. The answer is printed as one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 
 
 def software(*packages: str) -> dict[str, Any]:
-    """Return the versions of Python, Ray, rlinf and `packages`, and a digest of rlinf's code. Nothing heavy is
-    imported."""
+    """Return the versions of Python, Ray, rlinf and `packages`, and a digest of rlinf's code, without heavy imports."""
     digest = hashlib.sha256()
     places: dict[str, str] = {}
     for name in ("rlinf_core", "recipes"):
@@ -63,7 +62,7 @@ def accelerators() -> dict[str, Any]:
 
 
 def cameras(make: str) -> list[str]:
-    """Return the serial numbers of the cameras of a make that are plugged in."""
+    """Return the serial numbers of the attached cameras of a make; for others than realsense and zed, candidates."""
     if make == "realsense":
         rs: Any = import_module("pyrealsense2")
         return [device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]
@@ -78,8 +77,8 @@ def cameras(make: str) -> list[str]:
 
 
 def members(address: str, wanted: str, seconds: str) -> dict[str, Any]:
-    """Return the nodes and jobs that the head at `HOST:PORT` lists, once those of the ranks `wanted` (JSON) are alive
-    or the time is over."""
+    """Return the nodes and jobs that the head at `HOST:PORT` lists, once the ranks `wanted` (JSON) are alive, or at
+    the latest after `seconds`."""
     connect: Any = import_module("ray._raylet").GcsClient
     end, client, fault = time.monotonic() + float(seconds), None, None
     nodes: list[dict[str, Any]] = []
@@ -88,7 +87,7 @@ def members(address: str, wanted: str, seconds: str) -> dict[str, Any]:
             client = client or connect(address=address)
             nodes = [_node(key, node) for key, node in client.get_all_node_info(timeout=5).items()]
             fault = None
-        except Exception as error:  # noqa: BLE001 - of Ray's many; the caller decides
+        except Exception as error:  # noqa: BLE001 - any of Ray's errors; the caller decides
             fault = _first_line(error)
         alive = {node["rank"] for node in nodes if node["alive"]}
         if alive.issuperset(json.loads(wanted)) or time.monotonic() > end:
@@ -140,7 +139,7 @@ def _version(name: str) -> str | None:
 
 
 def _own_version(place: str | None) -> str | None:
-    # Not that of an installed distribution: shipped code has none, and another project's may be called `rlinf`.
+    # Not a distribution's version: synced code has no distribution, and another project's may be called `rlinf`.
     try:
         return runpy.run_path(os.path.join(place, "version.py"))["__version__"] if place else None
     except (OSError, KeyError):
@@ -149,12 +148,12 @@ def _own_version(place: str | None) -> str | None:
 
 def _entry_points() -> list[Any]:
     points: Any = metadata.entry_points()
-    # A dictionary by group before Python 3.10.
+    # Before Python 3.10, the entry points are a dictionary by group.
     return list(points.select(group="rlinf.recipes") if hasattr(points, "select") else points.get("rlinf.recipes", ()))
 
 
 def _roots(name: str) -> list[str]:
-    """Return the folders of a package that would be imported, none if there is none."""
+    """Return the folders of an importable package; none if there is no such package."""
     try:
         spec = util.find_spec(name)
     except (ImportError, ValueError):

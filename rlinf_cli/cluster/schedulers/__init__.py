@@ -1,4 +1,4 @@
 """Templates for schedulers: a job script for Slurm, a RayCluster or RayJob for KubeRay.
 
-All are built only from a validated file and checked options, with every value quoted for its context. Pure.
+They are built from a validated file and checked options, with every value quoted for its context. Pure.
 """

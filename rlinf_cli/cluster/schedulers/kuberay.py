@@ -25,7 +25,7 @@ from rlinf_core.suggest import did_you_mean, quoted
 
 # The version that the extra `train` requires.
 RAY_VERSION: Final = "2.60.0"
-# Where a RayJob's file is in the head's pod, and its key in the ConfigMap.
+# The folder of a RayJob's file in the head's pod, and its key in the ConfigMap.
 _FILE_FOLDER: Final = "/etc/rlinf"
 _FILE_KEY: Final = "job.yaml"
 # Resource names of the vendors' device plugins.
@@ -36,12 +36,12 @@ _DEVICE_PLUGINS: Final = {
     "Intel": "gpu.intel.com/xe",
     "MUSA": "mthreads.com/gpu",
 }
-# KubeRay's default port of the head.
+# KubeRay's default GCS port of the head.
 _KUBERAY_GCS_PORT: Final = 6379
 _IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _IMAGE: Final = "rlinf:latest"
-# Of Kubernetes objects; of amounts, such as `500m` or `64Gi`.
+# Names of Kubernetes objects; amounts, such as `500m` or `64Gi`; keys of labels.
 _NAME: Final = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
 _QUANTITY: Final = r"[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?"
 _LABEL: Final = r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
@@ -73,22 +73,26 @@ def kuberay(
     """Return a RayCluster for KubeRay 1.5.1 or newer, or a RayJob: each node is a pod with its own rank.
 
     Args:
+        name: the name of the cluster.
         file: the configuration file as named on the command line.
-        options: those of `--with`.
+        nodes: the nodes of the file.
+        overrides: the overrides for `rlinf train`.
+        options: the options of `--with`.
         environ: the source of forwarded variables; the driver runs in the head's pod.
-        text: the text of the file, which a RayJob carries with it; None if the image has the file.
-        log_path: `runner.logger.log_path` of the file; None if it has none.
+        text: the text of the file, which a RayJob includes; None if the image has the file.
+        log_path: `runner.logger.log_path` of the file, or None.
 
     Raises:
-        ConfigError: a forwarded variable is not set, an option is not valid, or no volume keeps a RayJob's results.
+        ConfigError: a forwarded variable is not set, an option is invalid, or no volume keeps a RayJob's results.
     """
     options = list(options)
     _check(options)
     is_job = any(option.key == "job" for option in options)
     mounts = [volume.partition(":")[2] for volume in _values(options, nodes[0], "volume")]
     overrides = [*overrides, *_results(mounts, log_path, is_job)]
-    # Lower case, and short enough for pod names of 63 characters.
-    resource = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:40].rstrip("-") or "rlinf"
+    # Lower case, with a letter first, and short enough for pod names of 63 characters.
+    resource = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")
+    resource = (resource if resource[:1].isalpha() else f"rlinf-{resource}")[:40].rstrip("-")
     forwarded = forwarded_values(nodes[0].forwarded, os.environ if environ is None else environ)
     spec = _cluster(resource, nodes, forwarded, options)
     shown = one_line(shlex.join([file, *overrides]))
@@ -122,7 +126,7 @@ def _check(options: Sequence[SchedulerOption]) -> None:
     """Check the keys and values of `--with`.
 
     Raises:
-        ConfigError: there is no such key, or its value is missing, of another form, or not to be given.
+        ConfigError: a key is unknown, or its value is missing, malformed or not allowed.
     """
     for option in options:
         if option.key not in _OPTIONS:
@@ -139,15 +143,15 @@ def _check(options: Sequence[SchedulerOption]) -> None:
 
 
 def _values(options: Sequence[SchedulerOption], node: NodeTarget, key: str) -> list[str]:
-    """Return the values of a key that a node has."""
+    """Return the values of a key that apply to a node."""
     return [option.value or "" for option in options if option.key == key and option.covers(node)]
 
 
 def _results(mounts: Sequence[str], log_path: str | None, is_job: bool) -> list[str]:
-    """Return the override by which runs are written to a volume of the head, where the driver runs.
+    """Return the override that writes runs to a volume of the head's pod, where the driver runs.
 
     Raises:
-        ConfigError: it is a job, whose pods end with it, and no volume would keep its results.
+        ConfigError: no volume would keep the results of a RayJob, whose pods end with it.
     """
     key = "runner.logger.log_path"
     folder = PurePosixPath(log_path or ".")
@@ -180,7 +184,7 @@ def _cluster(
     head, *others = nodes
     return {
         "rayVersion": RAY_VERSION,
-        # Pods have ranks, so their number is fixed.
+        # Each pod has a rank, so their number is fixed.
         "enableInTreeAutoscaling": False,
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
@@ -204,7 +208,7 @@ def _cluster(
 def _job(
     resource: str, spec: dict[str, Any], file: str, overrides: Sequence[str], text: str | None
 ) -> list[dict[str, Any]]:
-    """Return the manifests of a job: its file, if the image does not have it, and the RayJob."""
+    """Return the manifests of a job: a ConfigMap with `text`, if given, and the RayJob."""
     manifests: list[dict[str, Any]] = []
     if text is not None:
         source, file = f"{resource}-file", f"{_FILE_FOLDER}/{_FILE_KEY}"
@@ -216,7 +220,7 @@ def _job(
         pod["containers"][0]["volumeMounts"].append({"name": "file", "mountPath": _FILE_FOLDER})
     job = {
         "entrypoint": shlex.join(["rlinf", "train", file, *overrides]),
-        # The pods are there for this job alone.
+        # The pods serve only this job.
         "shutdownAfterJobFinishes": True,
         "rayClusterSpec": spec,
     }
@@ -243,7 +247,7 @@ def _start_params(node: NodeTarget) -> dict[str, str]:
 
 
 def _volume(claim: str) -> str:
-    """Return the name of a claim's volume, which may have no dots."""
+    """Return the name of a claim's volume, which must not contain dots."""
     return f"claim-{claim}".replace(".", "-")
 
 
@@ -306,7 +310,7 @@ def _pod(
 def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, str]:
     env = {**forwarded, **node.env}
     if node.is_head:
-        # Commands in the head's pod, such as `rlinf train`, find the cluster by it.
+        # Commands in the head's pod, such as `rlinf train`, find the cluster by this address.
         env[ADDRESS.name] = f"127.0.0.1:{_KUBERAY_GCS_PORT}"
     if node.declared_interpreter:
         # KubeRay runs `ray start` from PATH.
@@ -318,12 +322,12 @@ def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, st
 def _variable(resource: str, key: str, value: str) -> dict[str, Any]:
     if is_secret(key, value):
         return {"name": key, "valueFrom": {"secretKeyRef": {"name": f"{resource}-env", "key": key}}}
-    # Kubernetes replaces $(NAME) in a value; $$ stands for one $.
+    # Kubernetes replaces $(NAME) in a value, and reads $$ as $.
     return {"name": key, "value": value.replace("$(", "$$(")}
 
 
 def _yaml(manifest: Mapping[str, Any]) -> str:
-    """Return a manifest as YAML. Every text is quoted, so that no reader takes it for another type."""
+    """Return a manifest as YAML, with every text quoted so that no reader interprets it as another type."""
     yaml: Any = YAML()
     stream = StringIO()
     yaml.width = 2**20

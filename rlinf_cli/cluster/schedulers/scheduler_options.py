@@ -1,4 +1,4 @@
-"""The options `--with [GROUP:]KEY[=VALUE]` of `rlinf up --print`: what a script or manifest asks for."""
+"""The options `--with [GROUP:]KEY[=VALUE]` of `rlinf up --print`, for the script or manifest."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SchedulerOption(NamedTuple):
     """One option.
 
     Attributes:
-        group: the node group whose nodes it is for; None for all nodes.
-        key: such as `time` or `volume`.
-        value: None without `=`.
+        group: the node group to which it applies; None for all nodes.
+        key: the key, such as `time` or `volume`.
+        value: the value; None without `=`.
     """
 
     group: str | None
@@ -31,7 +31,7 @@ class SchedulerOption(NamedTuple):
 
 
 def parse(words: Iterable[str], nodes: Sequence[NodeTarget]) -> list[SchedulerOption]:
-    """Return the options, as written on the command line; the groups of the nodes can be named.
+    """Parse the options as written on the command line; their groups are those of `nodes`.
 
     Raises:
         ConfigError: a word is not `[GROUP:]KEY[=VALUE]`, or the file has no such group.
@@ -51,9 +51,10 @@ def parse(words: Iterable[str], nodes: Sequence[NodeTarget]) -> list[SchedulerOp
         if not value.isprintable():
             raise ConfigError(f"the value of `--with {key}` has a line break or a control character")
         options.append(SchedulerOption(group if colon else None, key, value if equals else None))
-    return options
+    # The last of several values of a key counts, and that is the one of a node's group.
+    return sorted(options, key=lambda option: option.group is not None)
 
 
 def one_line(text: str) -> str:
-    """Return a text for a comment, without line breaks and control characters."""
+    """Return a text on one line for a comment, without control characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any, Final
 
 from rlinf_cli.cluster.inventory import NodeTarget
@@ -12,12 +12,12 @@ from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, one_
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import ConfigError
 
-# The name of a cluster is at most 64 characters long; the ids of job and attempt follow.
+# The name of a cluster has at most 64 characters, and the script appends the ids of job and attempt.
 _NAME_LENGTH: Final = 40
 _REQUEUE: Final = "requeue"
-# Seconds before the time limit at which a job that may be requeued is warned.
+# Seconds before the time limit at which Slurm signals a job that may be requeued.
 _WARNING_SECONDS: Final = 120
-# Options of sbatch that the script itself sets, and why they are not to be replaced.
+# Options of sbatch that users must not set because the script does, with the reason.
 _OWN: Final = {
     "nodes": "it follows from `cluster` of the file",
     "ntasks": "each node runs one task",
@@ -30,17 +30,43 @@ _OWN: Final = {
 
 
 def _pieces_of(nodes: Sequence[NodeTarget]) -> list[list[NodeTarget]]:
-    """Return runs of nodes, by rank, with equal groups, interpreter and accelerators: one request for machines each."""
+    """Return runs of nodes, by rank, that can be one request each: with equal groups, interpreters and accelerators,
+    and with hosts in the order of their names, since Slurm numbers the nodes of a request in that order.
+    """
+    pieces: list[list[NodeTarget]] = []
+    for node in nodes:
+        if pieces and _kind(pieces[-1][-1]) == _kind(node) and _in_order(_name(pieces[-1][-1]), _name(node)):
+            pieces[-1].append(node)
+        else:
+            pieces.append([node])
+    return pieces
 
-    def alike(node: NodeTarget) -> tuple[Any, ...]:
-        count = node.accelerators.per_node if node.accelerators else None
-        return (node.groups, node.interpreter, node.declared_interpreter, count)
 
-    return [list(group) for _, group in groupby(nodes, alike)]
+def _kind(node: NodeTarget) -> tuple[Any, ...]:
+    count = node.accelerators.per_node if node.accelerators else None
+    return (node.groups, node.interpreter, node.declared_interpreter, count)
+
+
+def _in_order(name: str | None, other: str | None) -> bool:
+    """Return whether Slurm numbers host `name` before `other`, however it sorts the numbers within names."""
+    if name is None or other is None:
+        return True
+    return all(first < second for first, second in zip(_sort_keys(name), _sort_keys(other), strict=True))
+
+
+def _sort_keys(name: str) -> tuple[Any, Any]:
+    """Return the key of a host by its last number alone, and by all of its numbers: `n2` comes before `n10`."""
+    prefix = name.rstrip("0123456789")
+    parts = re.findall(r"(\D*)(\d*)", name)
+    return (prefix, int(name[len(prefix) :] or 0)), [(text, int(number or 0)) for text, number in parts]
+
+
+def _name(node: NodeTarget) -> str | None:
+    return None if node.host is None else node.host.rpartition("@")[2]
 
 
 def _title(piece: Sequence[NodeTarget]) -> str:
-    """Return `nodes 0-7: a800`, always on one line."""
+    """Return a title on one line, as in `nodes 0-7: a800`."""
     ranks = format_ranks([node.rank for node in piece])
     groups = ", ".join(piece[0].groups)
     return one_line(f"node{'' if len(piece) == 1 else 's'} {ranks}" + (f": {groups}" if groups else ""))
@@ -68,11 +94,12 @@ trap finish EXIT
 # When Slurm ends the job it asks the steps, too. This script waits for them, so that the driver can save.
 trap : TERM
 
-# The address of node 0 is queried there: its name may resolve to loopback.
-head=$(srun {first_group}--nodes=1 --ntasks=1 hostname -I | awk '{{print $1}}')
+{head}
 nodes=()
 """
-# `up` must not be ended by a warning that comes while its interpreter starts.
+_HEAD: Final = r"""# The address of node 0 is queried there: its name may resolve to loopback.
+head=$(srun {first_group}--nodes=1 --ntasks=1 hostname -I | awk '{{print $1}}')"""
+# The trap keeps a warning signal from ending `up` while its interpreter starts.
 _PIECE: Final = r"""
 # {title}
 srun {group}--nodes={count} --ntasks={count} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \
@@ -124,16 +151,20 @@ def slurm(
     nodes: Sequence[NodeTarget],
     overrides: Sequence[str] = (),
     options: Iterable[SchedulerOption] = (),
+    head_address: str | None = None,
 ) -> str:
     """Return an `sbatch` script that brings the cluster up on machines chosen by Slurm, and runs the job.
 
     Args:
-        name: the name of the cluster; the job's id is added to it.
+        name: the name of the cluster, to which the job's id is appended.
         file: the configuration file as named on the command line.
+        nodes: the nodes of the file.
+        overrides: the overrides for `rlinf train`.
         options: options of `sbatch`, and `requeue`.
+        head_address: `cluster.head_address` of the file, or None.
 
     Raises:
-        ConfigError: an option contradicts what the script needs, or `requeue` has a value.
+        ConfigError: an option conflicts with the script, or `requeue` has a value or a group.
     """
     options = _checked(options)
     requeue = any(option.key == _REQUEUE for option in options)
@@ -158,7 +189,10 @@ def slurm(
         )
     first_group = "--het-group=0 " if len(pieces) > 1 else ""
     start = _START.format(
-        file=shlex.quote(file), overrides=shlex.join(overrides), name=shlex.quote(name), first_group=first_group
+        file=shlex.quote(file),
+        overrides=shlex.join(overrides),
+        name=shlex.quote(name),
+        head=f"head={head_address}" if head_address else _HEAD.format(first_group=first_group),
     )
     end = _END.format(
         first_group=first_group,
@@ -194,7 +228,7 @@ def _asked(node: NodeTarget, options: Sequence[SchedulerOption]) -> list[str]:
 
 
 def _interpreter(node: NodeTarget) -> str:
-    """Return the interpreter; by default the first in the job's environment."""
+    """Return the declared interpreter, else `python3` of the job's environment."""
     return shlex.quote(node.interpreter) if node.declared_interpreter else "python3"
 
 
@@ -203,9 +237,8 @@ def _requests(piece: Sequence[NodeTarget]) -> list[str]:
     declared = piece[0].accelerators
     if declared is not None and declared.per_node:
         lines.append(f"#SBATCH --gpus-per-node={declared.per_node}")
-    hosts = [node.host.rpartition("@")[2] for node in piece if node.host is not None]
+    hosts = [name for name in map(_name, piece) if name is not None]
     if hosts:
-        # Slurm allocates machines in the order of their names; ranks follow that.
         lines.append(f"#SBATCH --nodelist={','.join(hosts)}")
     elif any(node.robots for node in piece):
         lines.append("# The machines of the robots, in rank order; or list them in `hosts` of the file:")

@@ -1,1 +1,1 @@
-"""Transports to nodes: ssh or a child process; and requests to the agent there."""
+"""The transports to nodes (ssh or a child process), and requests to the agent there."""

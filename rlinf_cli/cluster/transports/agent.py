@@ -1,4 +1,4 @@
-"""Requests to a node: the agent's source and the request go over standard input; lines of JSON come back.
+"""Requests to a node: the agent's source and the request are sent over standard input; lines of JSON come back.
 
 `archive` packs the code that `--sync` sends.
 """
@@ -23,7 +23,7 @@ from rlinf_core.errors import ConfigError
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import clipped
 
-# Of this module only the source is needed there.
+# The agent only needs the source of this module.
 QUESTIONS: Final = "rlinf_cli.cluster.node.questions"
 # The modules of the agent, in import order.
 PARTS: Final = (
@@ -40,17 +40,17 @@ PARTS: Final = (
     "rlinf_cli.cluster.node.node_ray",
     "rlinf_cli.cluster.node.node_agent",
 )
-# The packages that they are in, each after the one that it is in.
+# The packages of these modules, each after its parent.
 _PACKAGES: Final = sorted(
     {".".join(names[:depth]) for names in (part.split(".") for part in PARTS) for depth in range(1, len(names))}
 )
-# All that a process list shows: one line that any login shell can quote.
+# The message of the loader if no number precedes the program.
 _TAKEN: Final = "rlinf: a login script of this machine, such as ~/.bashrc, read the standard input of the command"
 _LOADER: Final = (
     'import sys;b=sys.stdin.buffer;n=next((l for l in b if l.strip()),b"").strip();'
     f'n.isdigit() or sys.exit("{_TAKEN}");exec(b.read(int(n)))'
 )
-# Login scripts that read lines, such as an answer to a question, get these.
+# Empty lines for login scripts that read a few lines of standard input, such as an answer to a question.
 _SPARE_LINES: Final = b"\n" * 16
 _CARRIER: Final = """\
 sys.path[:] = [p for p in sys.path if p]
@@ -103,7 +103,7 @@ def path_of(part: str) -> Path:
 
 @cache
 def source(main: str = "main") -> bytes:
-    """Return the loader's program: the parts as modules under their names here, and a call of `main` of the last."""
+    """Return the loader's input: a program that makes the parts modules under their own names and calls `main`."""
     parts = [(name, path_of(name).read_text(encoding="utf-8")) for name in PARTS]
     text = _CARRIER.format(parts=parts, packages=_PACKAGES, questions=QUESTIONS, agent=PARTS[-1], main=main).encode()
     return b"%s%d\n%s" % (_SPARE_LINES, len(text), text)
@@ -132,7 +132,8 @@ async def ask(
 
     Args:
         request: a verb of the agent and its arguments, as JSON data.
-        deadline: seconds after which the node counts as silent, from the start of its turn.
+        deadline: the seconds, from the start of its turn, after which the node counts as silent.
+        interpreter: the interpreter to use instead of the node's.
         on_hello: called once the agent runs.
     """
 
@@ -141,7 +142,7 @@ async def ask(
             on_hello()
 
     path = interpreter or node.interpreter
-    # The script is built at this node's turn: a thousand of them at once would fill the memory.
+    # Built at this node's turn, because a thousand scripts at once would fill the memory.
     async with transport.turns or nullcontext():
         result = await transport.run(node, command(path), script(request), deadline=deadline, on_line=line)
     return _understood(node, path, result, deadline)
@@ -163,7 +164,7 @@ def _understood(node: NodeTarget, interpreter: str, result: CommandResult, deadl
 def _unanswered(
     node: NodeTarget, interpreter: str, result: CommandResult, deadline: float, *, spoke: bool
 ) -> AgentReply:
-    """Return why there is no reply; `spoke` says whether the agent ran."""
+    """Return the reply for a node that gave none; `spoke` says whether its agent ran."""
     spoken = result.last_lines()
 
     def reply(message: str, why: str, help: str, rc: int | None = result.rc) -> AgentReply:
@@ -178,7 +179,7 @@ def _unanswered(
         why = "it connected, but then sent nothing" if spoke else silent
         return reply(f"no answer within {deadline:g} s", why, result.help or f"try `{interpreter} -V` there", None)
     if result.kind is not CommandOutcome.DONE:
-        # The lines before the last one of ssh are banners and warnings.
+        # The lines before ssh's last are banners and warnings.
         return reply(str(result.kind), result.last_lines(1).strip(), result.help or "")
     if result.rc in _MISSING:
         help = (
@@ -196,7 +197,7 @@ def _unanswered(
 
 
 def _events(output: bytes) -> list[dict[str, Any]]:
-    """Return the agent's lines; a login script may print others before."""
+    """Return the agent's events, ignoring other lines, which login scripts may print."""
     events: list[dict[str, Any]] = []
     for line in output.splitlines():
         try:
@@ -210,7 +211,7 @@ def _events(output: bytes) -> list[dict[str, Any]]:
 
 _SYNCED: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
 _SKIPPED: Final = frozenset(("__pycache__", ".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache"))
-# It is sent to every node from memory: code, not data.
+# Limits of the archive, which is sent to every node from memory and must hold code, not data.
 _MOST_BYTES: Final = 64 * 2**20
 _MOST_FILES: Final = 20_000
 
@@ -250,7 +251,7 @@ def archive(folder: Path) -> str:
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:
-    """Return the files below a folder, by their names in it."""
+    """Yield the files below a folder, with their paths relative to it."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
         for name in names:

@@ -1,4 +1,4 @@
-"""Running a driver on the head of a cluster, from a machine that is not one of its nodes."""
+"""The execution of a driver on the head of a cluster, for a machine that is not one of its nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_core.errors import ClusterError
 from rlinf_core.node.cluster_records import ClusterRecord
 
 _SSH_FAILED: Final = 255
-# Seconds for a driver to end when asked (see `node_run`), plus latency.
+# Seconds for a driver to end when asked (see `node_agent.drive`), plus latency.
 _END_SECONDS: Final = 45.0
 
 
@@ -32,11 +32,14 @@ def run_on_head(
 ) -> int:
     """Run `python ARGUMENTS` in the login's home on the head with its own interpreter, and return its exit code.
 
-    Its output is printed here. Ctrl-C interrupts it, a second one terminates it; when this process or the connection
-    ends, so does the driver. It joins the cluster's Ray with the address and the token from the head.
+    The driver's output is printed here. Ctrl-C interrupts it, and a second Ctrl-C terminates it. It also ends when this
+    process or the connection ends. It joins the cluster's Ray with the address and the token from the head.
 
     Args:
+        record: the cluster.
         arguments: the arguments, as in `["-P", "-m", "rlinf_cli", "train", "-"]`.
+        stdin: the driver's standard input.
+        env: additional environment variables.
 
     Raises:
         ClusterError: the head cannot be reached, or the connection was lost.
@@ -69,7 +72,7 @@ def run_on_head(
 
 
 def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
-    """Feed the process and wait for it; forward signals of this one."""
+    """Write `script` to the process and wait for it; forward Ctrl-C."""
     pipe = process.stdin
     if pipe is None:
         return process.wait()
@@ -83,11 +86,11 @@ def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
                 interrupts += 1
                 if interrupts > 2:
                     raise
-                _say(process, (node_agent.INTERRUPT if interrupts == 1 else node_agent.TERMINATE) + b"\n")
+                _say(process, node_agent.INTERRUPT + b"\n")
     finally:
         with contextlib.suppress(OSError):
             pipe.close()
-        # When its input ends, the other side ends the driver and then itself.
+        # At the end of its input, the agent ends the driver and then itself.
         if process.poll() is None:
             try:
                 process.wait(_END_SECONDS if interrupts < 3 else 1.0)
@@ -97,7 +100,7 @@ def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
 
 
 def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
-    """Write to the other side; if it is gone, its exit code says why."""
+    """Write to the agent; errors are ignored, since the exit code of an agent that is gone says why."""
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.write(text)

@@ -1,6 +1,6 @@
-"""The way to nodes: the system's OpenSSH client with the user's config, agent and known_hosts, or a child process here.
+"""The transport to nodes: OpenSSH's client with the user's config, agent and known_hosts, or a child process here.
 
-Commands are bounded in time and output, and `run` is the event loop for them.
+Commands are bounded in time and output, and `run` runs the event loop for them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CommandResult:
     """The result of a command.
 
     Attributes:
-        rc: its exit code; ssh's own if the command did not run; -1 if it was killed at its deadline.
+        rc: its exit code; ssh's own if the command did not run; -1 if it was killed at its deadline or not started.
         stdout, stderr: its output, each truncated to 1 MiB.
         help: the remedy for a `kind` other than done, or None.
     """
@@ -86,7 +86,7 @@ async def run_process(
     """Run a local program in its own session, bounded in time and in output.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -119,7 +119,7 @@ async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:
     with contextlib.suppress(ConnectionError):
         pipe.write(data)
         await pipe.drain()
-        # The rest is still written, without waiting for it: asyncio cannot cancel such a wait cleanly.
+        # asyncio still writes the rest. Waiting for that is omitted because it cannot be cancelled cleanly.
         pipe.close()
 
 
@@ -145,15 +145,15 @@ class _Sink:
             self.bytes += chunk[: MAX_OUTPUT_BYTES - len(self.bytes)]
             if self._on_line is not None:
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
-                # A line without an end is not ours, and is also truncated at the limit.
+                # An endless line is not the agent's, and is truncated at the limit.
                 self._rest = self._rest[-MAX_OUTPUT_BYTES:]
                 for line in lines:
                     self._on_line(line)
 
 
 _SSH_FAILED: Final = 255
-# After the user's options: ssh keeps the first value of an option. Host keys are checked by the user's config; batch
-# mode refuses what ssh would ask about.
+# These options come after the user's, since ssh keeps the first value of an option. The user's config decides how host
+# keys are checked, and in batch mode ssh fails instead of asking.
 _OPTIONS: Final = (
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
@@ -215,7 +215,7 @@ def classify(result: CommandResult) -> CommandOutcome:
     messages = result.stderr.decode(errors="replace")
     for pattern, kind in _CAUSES:
         if pattern.search(messages):
-            # Output of the command means that the connection had been made.
+            # Output of the command shows that the connection had been established.
             return CommandOutcome.DROPPED if kind is CommandOutcome.UNREACHABLE and result.stdout else kind
     return CommandOutcome.DROPPED if result.stdout else CommandOutcome.FAILED
 
@@ -223,11 +223,17 @@ def classify(result: CommandResult) -> CommandOutcome:
 def remedy(kind: CommandOutcome, node: NodeTarget) -> str | None:
     """Return the remedy for an outcome."""
     host = node.host or "localhost"
-    login = shlex.join(["ssh", *_login(node), host])
+    options = [part for name, value in node.ssh.options.items() for part in ("-o", f"{name}={value}")]
+    login = shlex.join(["ssh", *options, *_login(node), host])
+    name = host.rpartition("@")[2]
+    name = f"[{name}]:{node.ssh.port}" if node.ssh.port not in (None, 22) else name
+    key = node.ssh.identity_file
+    if kind is CommandOutcome.KEY_REFUSED and key is not None and not os.path.exists(os.path.expanduser(key)):
+        return f"correct `identity_file`: there is no file `{key}` here"
     return {
         CommandOutcome.UNKNOWN_HOST_KEY: f"log in once with `{login}` and compare the key, or add it to known_hosts",
         CommandOutcome.HOST_KEY_CHANGED: "if the machine was reinstalled, remove its old key with"
-        f" `ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}`; otherwise this may be a man-in-the-middle attack",
+        f" `ssh-keygen -R {shlex.quote(name)}`; otherwise this may be a man-in-the-middle attack",
         CommandOutcome.KEY_REFUSED: f"make `{login}` work without a password, with `ssh-copy-id`, an agent, or"
         " `identity_file` and `user` in the file",
         CommandOutcome.UNRESOLVED: "correct the host in the file, or give it a `HostName` in ~/.ssh/config",
@@ -241,7 +247,7 @@ def remedy(kind: CommandOutcome, node: NodeTarget) -> str | None:
 def _login(node: NodeTarget) -> list[str]:
     ssh = node.ssh
     parts: list[str] = []
-    if ssh.user:
+    if ssh.user and "@" not in (node.host or ""):
         parts += ["-l", ssh.user]
     if ssh.port:
         parts += ["-p", str(ssh.port)]
@@ -251,8 +257,8 @@ def _login(node: NodeTarget) -> list[str]:
 
 
 def ssh_environment() -> dict[str, str]:
-    """Return ssh's environment: messages in English, as they are parsed; the character set unchanged, as it is
-    forwarded."""
+    """Return ssh's environment, with messages in English, which are parsed, and an unchanged, forwarded character
+    set."""
     env = dict(os.environ)
     overruling = env.pop("LC_ALL", None)
     if overruling:
@@ -262,9 +268,9 @@ def ssh_environment() -> dict[str, str]:
 
 
 def _control_folder() -> Path:
-    """Return the folder for the sockets of shared connections: short, and not on a network home.
+    """Return the folder for the sockets of shared connections, which has a short path and is not on a network home.
 
-    A socket's path has at most 107 characters: the name takes 41, and ssh temporarily adds 17.
+    A socket's path has at most 107 characters, of which the name takes 41, and 17 more temporarily.
     """
     folder = Path(private_base()) / "ssh"
     for path in (folder.parent, folder):
@@ -280,16 +286,16 @@ def _control_folder() -> Path:
 
 
 T = TypeVar("T")
-# Each run of ssh is a local process with three pipes; a shared jump host refuses more than its `MaxStartups`.
+# Limited because each run of ssh is a process with three pipes, and a jump host refuses more than its `MaxStartups`.
 DEFAULT_PARALLEL: Final = 128
-# Each takes a few descriptors; the usual soft limit is 1024.
+# The wanted limit of descriptors, since each run takes a few and the usual soft limit is 1024.
 _DESCRIPTORS: Final = 8192
-# As a shell ends where a program cannot be started.
+# The exit codes of a shell that cannot start a program.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 
 class Transport:
-    """The way to run commands on nodes: by `ssh`, or as a child process where the node is this machine.
+    """A transport that runs commands on nodes by `ssh`, or as child processes if the node is this machine.
 
     Runs on the same node share one connection, kept for half a minute.
 
@@ -314,10 +320,11 @@ class Transport:
         """Run `argv` on `node` and return the result; no failure of a node or its connection raises.
 
         Args:
-            argv: the command, always quoted for shells.
+            node: the node.
+            argv: the command, which is quoted for shells.
             stdin: its standard input; tokens and scripts are passed here, never in `argv`.
-            deadline: seconds after which it is killed.
-            on_line: called with each line of its standard output as it comes.
+            deadline: the seconds after which it is killed.
+            on_line: called with each line of its standard output as it arrives.
 
         Raises:
             ClusterError: there is no private folder for the sockets of ssh.
@@ -355,14 +362,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated] - not from 3.12 on
     try:
         with warnings.catch_warnings():
-            # A warning on Ctrl-C while processes are awaited; they are ended anyway.
+            # On Ctrl-C, asyncio warns about awaited processes, which are ended anyway.
             warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
             return asyncio.run(_ended_by_signals(work))
     except asyncio.CancelledError:
-        # By the signal that has to end the command.
+        # A terminating signal cancelled the work, and must now end the command.
         command_signals.check()
         raise
     finally:
         if watches:
-            # It serves only this loop; a loop in another thread could not start processes.
+            # The watcher serves only this loop, and would keep loops in other threads from starting processes.
             asyncio.set_child_watcher(None)  # pyright: ignore[reportDeprecated, reportArgumentType]

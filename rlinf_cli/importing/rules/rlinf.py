@@ -1,4 +1,4 @@
-"""Rules for keys of the original RLinf's files; last its soft actor-critic, which is `loss_type: sac` here."""
+"""Rules for keys of the original RLinf's files, including its soft actor-critic, which is `loss_type: sac` here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENVIRONMENTS: Final = {
     "realworld": ("franka_robot", "is a Franka arm with our own controller and tasks"),
     "frankasim": ("franka_mujoco", "is our own Franka arm in MuJoCo"),
 }
-# What names of the original's real tasks begin with where a single Franka arm does them.
+# The beginnings of the names of the original's real tasks for a single Franka arm.
 _FRANKA_TASKS: Final = ("Franka", "PegInsertion", "Charger", "Bottle")
 # Policies that need images, and simulators that render none by default.
 _SEEING: Final = ("cnn_policy", "openvla", "openvla_oft", "pi0")
@@ -34,7 +34,7 @@ _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
 
 
 def _of_model(values: Values, key: str) -> Any:
-    """Return a value of the policy; an evaluation has it in `rollout`."""
+    """Return a value of the policy, which is in `rollout` in an evaluation."""
     return values.get(f"actor.model.{key}", values.get(f"rollout.model.{key}", ""))
 
 
@@ -43,15 +43,24 @@ def _kind(values: Values) -> str:
 
 
 def flow_option(leaf: Leaf, values: Values, to: str) -> Result:
-    """Convert an option of a policy by flow matching; other policies have none of it."""
+    """Convert an option that only flow-matching policies have."""
     kind = _kind(values)
     if _POLICIES.get(kind, (kind,))[0] not in ("pi0", "flow_policy"):
         return LeftOut("it belongs to policies by flow matching", quiet=True)
     return same(to, leaf)
 
 
+def adapters(leaf: Leaf, values: Values) -> Result:
+    """Convert the switch of adapters; their scale is twice their rank."""
+    if not values.of(leaf):
+        return LeftOut("all weights are trained", quiet=True)
+    rank = values.get("actor.model.lora_rank", 32)
+    alpha = new("actor.model.lora.alpha", 2 * rank if isinstance(rank, int) else rank, "is twice the rank")
+    return (new("actor.model.lora.rank", rank), alpha)
+
+
 def lr_scheduler(leaf: Leaf, values: Values, to: str) -> Result:
-    """Convert a schedule, which the original also names as torch does."""
+    """Convert the name of a schedule, which in the original may have the prefix `torch_`."""
     written = str(values.of(leaf))
     return new(to, written.removeprefix("torch_")) if written.startswith("torch_") else same(to, leaf)
 
@@ -67,7 +76,7 @@ def model_type(leaf: Leaf, values: Values) -> Result:
 
 
 def env_type(leaf: Leaf, values: Values) -> Result:
-    """Name an environment; a real one that no Franka of the file could be keeps its name."""
+    """Convert the type of an environment; a real robot other than a Franka gets its own name, which is no type here."""
     written, at = str(values.of(leaf)), f"env.{leaf.path[1]}"
     groups = cast("list[dict[str, Any]]", values.get("cluster.node_groups", []))
     kinds = sorted({str(group["hardware"].get("type")) for group in groups if group.get("hardware")})
@@ -90,7 +99,7 @@ def _env_type_of(section: str, values: Values) -> str:
 
 
 def task(leaf: Leaf, values: Values, simulators: list[str]) -> Result:
-    """Convert the name of a task, which other simulators than these have under another key."""
+    """Convert the name of a task for `simulators`; for others the key is left out."""
     section = str(leaf.path[1])
     kind = _env_type_of(section, values)
     if kind in simulators:
@@ -101,7 +110,7 @@ def task(leaf: Leaf, values: Values, simulators: list[str]) -> Result:
 
 
 def task_of_arm(leaf: Leaf, values: Values) -> Result:
-    """Name a task of the original's Franka arm in MuJoCo."""
+    """Convert the name of a task of the original's Franka arm in MuJoCo."""
     written, section = str(values.of(leaf)), str(leaf.path[1])
     if _env_type_of(section, values) == "frankasim" and written.startswith("PandaPickCube"):
         return new(f"env.{section}.task", "pick", f"`{written}` is `task: pick`")
@@ -109,7 +118,7 @@ def task_of_arm(leaf: Leaf, values: Values) -> Result:
 
 
 def pictures_of_rlinf(leaf: Leaf, values: Values) -> Result:
-    """Keep columns of pictures: the result is wrong until somebody decides."""
+    """Convert the first image column, which makes the new file invalid until the user decides."""
     names = values.of(leaf)
     if isinstance(names, list) and names:
         return new("data.image_key", str(cast("list[Any]", names)[0]))
@@ -133,7 +142,7 @@ def is_off_policy(values: Values) -> bool:
     """Return whether a file of RLinf trains by soft actor-critic.
 
     Raises:
-        ConfigError: it does so with a policy by flow matching, or trains the noise that one starts from.
+        ConfigError: it trains a flow-matching policy by soft actor-critic, or steers a pi0 by its noise (DSRL).
     """
     is_sac = LOSS in (values.get("algorithm.loss_type"), values.get("algorithm.adv_type"))
     if is_sac and values.get("actor.model.model_type") == "flow_policy":
@@ -150,7 +159,7 @@ def is_off_policy(values: Values) -> bool:
 
 
 def _steps_of_a_round(values: Values) -> tuple[int, str]:
-    """Return how many environment steps a training step has, and the product in words."""
+    """Return the number of environment steps per training step, and the product in words."""
     names = ("total_num_envs", "max_steps_per_rollout_epoch", "rollout_epoch")
     numbers = [values.count(f"env.train.{name}", 1) for name in names]
     product = numbers[0] * numbers[1] * numbers[2]

@@ -1,4 +1,4 @@
-"""The rows of `foreign.toml`, what keys of other projects become, and what a new file needs beside them."""
+"""The rows of `foreign.toml` as rules for keys of other projects, and the values that a new file needs besides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, ReferenceText
 from rlinf_cli.importing.rules.verl import distills, engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path, name_pieces
 
-# What the rows name: rules, which take the words of the row, too, and conditions on all values.
+# The functions that the rows name: rules, which also take the other fields of a row, and conditions on all values.
 FUNCTIONS: Final[Mapping[str, Any]] = {
     name: function
     for module in (shared, rlinf, verl)
@@ -55,7 +55,7 @@ def _expanded(keys: str) -> Iterator[str]:
 
 
 def _decided(leaf: Leaf, values: Values, cases: Sequence[Mapping[str, Any]]) -> Result:
-    """Return what the first case that holds makes of a key."""
+    """Return the result for a key of the first case whose conditions hold."""
     case = next(case for case in cases if _holds(case, leaf, values))
     if "by" in case:
         words = {name: word for name, word in case.items() if name not in ("by", "is", "if")}
@@ -79,14 +79,14 @@ def _holds(case: Mapping[str, Any], leaf: Leaf, values: Values) -> bool:
 
 
 def _is(value: Any, wanted: bool | str | Sequence[str]) -> bool:
-    """Return whether a value is on or off, passes a test, or is one of some texts."""
+    """Return whether a value has the truth value `wanted`, passes the test of that name, or is one of these texts."""
     if isinstance(wanted, bool):
         return bool(value) is wanted
     return _TESTS[wanted](value) if isinstance(wanted, str) else str(value).lower() in wanted
 
 
 def _other(name: str, leaf: Leaf, values: Values) -> Any:
-    """Return the value of another key, the first known one of several; or that of a function."""
+    """Return the first known value of the keys `a|b`, or the result of the function `name()`."""
     if name.endswith("()"):
         return FUNCTIONS[name.removesuffix("()")](values)
     name = name.replace("{key}", str(leaf.path[-1]))
@@ -106,7 +106,7 @@ def _filled(text: str, leaf: Leaf, values: Values) -> str:
 
 @cache
 def _patterns(project: str) -> list[tuple[re.Pattern[str], LeftOut]]:
-    """Return patterns with their reasons, the longest first."""
+    """Return patterns of keys with their reasons, the longest pattern first."""
     rows = [
         (pattern, LeftOut(row["why"], quiet=row.get("quiet", False)))
         for row in foreign_table()["reasons"]
@@ -117,7 +117,7 @@ def _patterns(project: str) -> list[tuple[re.Pattern[str], LeftOut]]:
 
 
 def reason_of(project: Project, path: Path) -> LeftOut:
-    """Return why a key that no rule and no section knows is left out."""
+    """Return the reason for leaving out a key that no rule and no section knows."""
     name = format_path(tuple(segment for segment in path if not isinstance(segment, int)))
     return next(reason for pattern, reason in _patterns(str(project)) if pattern.match(name))
 
@@ -128,17 +128,17 @@ _PLACES: Final[Path] = ("cluster", "component_placement")
 _WITHIN: Final = {
     "inference": "the actor computes log probabilities itself",
 }
-# Components that act, in a file without an environment: it only learns from demonstrations.
+# Components that act, which are left out of a file without an environment, as it only learns from demonstrations.
 _ACTING: Final = dict.fromkeys(("env", "rollout"), "the file names no environment that a policy could be evaluated in")
-# CPU processes that score answers, and those that run agents.
+# The numbers of CPU processes that score answers and that run agents.
 _REWARD_PROCESSES: Final = 4
 _AGENT_PROCESSES: Final = 4
-# Keys of `env.eval` that say what the policy acts in.
+# Keys of `env.eval` that define the environment of the policy.
 _OF_BOTH: Final = ("env_type", "task", "options", "total_num_envs")
 
 
 def _machines(values: Values, gpus_per_node: int) -> Iterator[Added]:
-    """Yield the machines of a verl file, as far as it leaves them to defaults."""
+    """Yield the values of a verl file's machines that the file leaves to defaults."""
     nodes = values.count("trainer.nnodes", 1)
     if values.get("trainer.nnodes") is None:
         yield Added(("cluster", "num_nodes"), nodes, "verl's default")
@@ -188,7 +188,7 @@ def reward_place() -> Iterator[Added]:
 
 
 class Rest(NamedTuple):
-    """The rest of a key of `component_placement`: its new name, empty where nothing remains, and the reason."""
+    """The new name of a key of `component_placement`, empty if nothing remains, and the reason."""
 
     name: str
     why: str
@@ -208,16 +208,14 @@ def without_inner(placement: MappingNode, *, acts: bool) -> Mapping[str, Rest]:
 
 
 def acts_alone(tree: MappingNode) -> bool:
-    """Return whether a file of RLinf evaluates a policy: it places a `rollout`, and no section says what an `actor`
-    trains.
-    """
+    """Return whether a file of RLinf only evaluates a policy: it places a `rollout`, and has no `actor.model`."""
     placement = find(tree, _PLACES)
     components = placed(placement if isinstance(placement, MappingNode) else None)
     return "rollout" in components and find(tree, ("actor", "model")) is None
 
 
 def evaluation_needs(tree: MappingNode, present: Collection[Path]) -> Iterator[Added]:
-    """Yield what an evaluation needs here: the group that holds the weights, beside the one that acts."""
+    """Yield the values that an evaluation needs here, such as an `actor` group that holds the weights."""
     placement = find(tree, _PLACES)
     assert isinstance(placement, MappingNode)
     place = placement.get(placed(placement)["rollout"])
@@ -244,7 +242,7 @@ def plain(node: Node | None, at: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def agent_needs(tree: MappingNode) -> Iterator[Added]:
-    """Yield what agents need here: places, their tools, and what a tool reads."""
+    """Yield the values that agents need here: placements, tools, and the documents of `search`."""
     why = f"agents run in a separate group of {_AGENT_PROCESSES} CPU processes"
     yield Added((*_PLACES, "agent", "node_group"), "node", why)
     yield Added((*_PLACES, "agent", "placement"), f"0:0-{_AGENT_PROCESSES - 1}", why)
@@ -252,5 +250,5 @@ def agent_needs(tree: MappingNode) -> Iterator[Added]:
     yield Added(("agent", "tools"), tools, "the section `tools` names them")
     if "search" in tools:
         yield Added(("agent", "tool_format"), "plain", "calls are written `<search>words</search>`")
-        documents = ReferenceText("${env:SEARCH_DOCUMENTS}")
-        yield Added(("agent", "corpus_path"), documents, "the documents, one a line, in the place of the file's server")
+        documents, at = ReferenceText("${env:SEARCH_DOCUMENTS}"), ("agent", "tool_options", "corpus_path")
+        yield Added(at, documents, "the documents, one a line, in the place of the file's server")

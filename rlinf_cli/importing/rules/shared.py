@@ -1,4 +1,4 @@
-"""The fates of keys, and the rules that projects share for keys whose values change or depend on other keys."""
+"""The fates of keys, and the rules shared by projects for keys whose values change or depend on other keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Fate(StrEnum):
 
 
 class ReferenceText(str):
-    """A reference in the form of rlinf, `${path}` or `${env:NAME}`, written as it is."""
+    """A reference in rlinf's form, `${path}` or `${env:NAME}`, to be written unchanged."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class NewValue:
     """A value of the new file.
 
     Attributes:
-        path: its path there.
-        value: the value, as written in the old file, references included; or a new one.
+        path: its path in the new file.
+        value: the node of the old file, references included, or a new value.
         note: the new meaning, if it changed.
-        same: the value is that of the old key, so that references to that key may become references to this one.
+        same: whether the value is the old key's, so that references to the old key may become references to it.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class NewValue:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A key without a value in the new file; `reason` says why, and what to do instead. `quiet`: nothing is lost."""
+    """A key without a value in the new file; `reason` gives cause and remedy; `quiet` if nothing is lost."""
 
     reason: str
     quiet: bool = False
@@ -71,11 +71,11 @@ class KeyOutcome:
 
     Attributes:
         source: its path in the composed old file.
-        fate: the outcome in one word.
-        targets: the paths in the new file; empty where it was left out.
-        reason: why it was left out.
-        note: what has changed in its meaning.
-        place: file and line of it.
+        fate: its fate.
+        targets: its paths in the new file; empty if it was left out.
+        reason: the reason for leaving it out, or None.
+        note: the change of its meaning, or None.
+        place: its file and line.
     """
 
     source: str
@@ -87,10 +87,10 @@ class KeyOutcome:
 
 
 class Added(NamedTuple):
-    """A value of the new file that the old one does not have.
+    """A value of the new file that the old file does not have.
 
     Attributes:
-        path, value: what is written.
+        path, value: the path and the value.
         why: the reason, in words.
     """
 
@@ -100,13 +100,13 @@ class Added(NamedTuple):
 
 
 class Values:
-    """The values of a composed file, references resolved."""
+    """The values of a composed file, with references resolved."""
 
     def __init__(self, references: References) -> None:
         self.references = references
 
     def get(self, path: str, default: Any = None) -> Any:
-        """Return the value at a path as plain data; the default where it is missing or unknown."""
+        """Return the value at a path as plain data; the default if it is missing or unknown."""
         at = to_path(parse_path(path)[0])
         try:
             value = self.references.value(at)
@@ -116,12 +116,12 @@ class Values:
         return default if value is None else value
 
     def count(self, path: str, default: int) -> int:
-        """Return the number at a path; the default where it is missing or no number."""
+        """Return the integer at a path; the default if it is not an integer of at least 1."""
         value = self.get(path)
         return int(value) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
     def of(self, leaf: Leaf) -> Any:
-        """Return the value of a key as plain data; None where it is unknown."""
+        """Return the value of a key as plain data; None if it is unknown."""
         try:
             return self.references.value(leaf.path)
         except UnresolvableError:
@@ -152,7 +152,7 @@ def same(path: str, leaf: Leaf, note: str | None = None) -> NewValue:
 
 
 def cases(leaf: Leaf, values: Values, to: str, cases: Mapping[str, str], note: str | None = None) -> Result:
-    """Convert a choice with other names here for some values; `{}` in `note` stands for the old one."""
+    """Convert a choice, some of whose values have other names here; `{}` in `note` stands for the old name."""
     written = str(values.of(leaf))
     return new(to, cases[written], note and note.format(written)) if written in cases else same(to, leaf)
 
@@ -193,7 +193,7 @@ def loggers(leaf: Leaf, values: Values, to: str) -> Result:
 
 
 def top_k(leaf: Leaf, values: Values, to: str) -> Result:
-    """Convert top-k sampling; all tokens is -1 here."""
+    """Convert top-k sampling, where -1 means all tokens here."""
     value = values.of(leaf)
     takes_all = isinstance(value, int) and (value <= 0 or value >= 100_000)
     return new(to, -1) if takes_all and value != -1 else same(to, leaf)

@@ -1,4 +1,4 @@
-"""Rules for keys of verl's files; last its advantages, losses, corrections for other policies, and teachers."""
+"""Rules for keys of verl's files, including its advantages, losses, importance corrections, and teachers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_core.config.tree import format_path
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
-# Columns of pictures and videos by verl's default, which rows without any lack.
+# verl's default names of image and video columns, which need not exist.
 _PICTURES: Final = ("images", "videos")
 
 
@@ -31,7 +31,7 @@ def kl_in_reward(values: Values) -> bool:
 
 
 def engine(values: Values) -> str:
-    """Return the inference engine: SGLang's keys are those of vLLM, which takes its place."""
+    """Return the inference backend; `vllm` replaces SGLang, whose keys are the same."""
     name = str(values.get(f"{_ROLLOUT}.name", "vllm"))
     return "vllm" if name == "sglang" else name
 
@@ -67,7 +67,7 @@ def scorer(leaf: Leaf, values: Values) -> Result:
 
 
 def pictures_of_verl(leaf: Leaf, values: Values) -> Result:
-    """Keep a column of pictures of a model that reads them: the result is wrong until somebody decides."""
+    """Keep the image column of a model that reads images, which makes the new file invalid until the user decides."""
     sees = re.search(r"(?i)(?:^|[-_./\d])vl(?:[-_./]|$)", str(values.get(f"{_MODEL}.path", "")))
     if sees or values.of(leaf) not in (*_PICTURES, None):
         return same(leaf.name, leaf)
@@ -77,7 +77,7 @@ def pictures_of_verl(leaf: Leaf, values: Values) -> Result:
 _CORRECTION: Final = "algorithm.rollout_correction"
 _DISTILLATION: Final = "distillation.distillation_loss"
 _TEACHERS: Final = "distillation.teacher_models"
-# Losses without a dual clip, by their names there.
+# Losses without a dual clip, by their names in verl.
 _UNCLIPPED_LOSSES: Final = ("geo_mean", "sapo", "cispo")
 
 
@@ -86,7 +86,7 @@ def _loss(values: Values) -> str:
 
 
 def teachers(values: Values) -> list[str]:
-    """Return the names of the teachers that a file gives a folder; `teacher_model` counts only without others."""
+    """Return the names of the teachers with a folder; `teacher_model` counts only if there are no others."""
     models = values.get(_TEACHERS, {})
     entries = cast("dict[str, Any]", models) if isinstance(models, dict) else {}
     folders = {name: cast("dict[str, Any]", entry) for name, entry in entries.items() if isinstance(entry, dict)}
@@ -96,8 +96,8 @@ def teachers(values: Values) -> list[str]:
 
 
 def distills(values: Values) -> bool:
-    """Return whether a file learns from one teacher as `adv_type: distillation` does: by a token's log-ratio to it, as
-    a reward, and from no other reward.
+    """Return whether a file learns as with `adv_type: distillation`: from the log-ratio of tokens to one teacher as the
+    only reward.
     """
     loss = {key: values.get(f"{_DISTILLATION}.{key}") for key in ("loss_mode", "use_policy_gradient")}
     return (
@@ -109,7 +109,7 @@ def distills(values: Values) -> bool:
 
 
 def teacher_rows(values: Values) -> dict[str, str | dict[str, Any] | list[dict[str, Any]]]:
-    """Return the rows of a teacher's keys, whose names a file chooses."""
+    """Return the rows for a teacher's keys, which contain the name that the file gives the teacher."""
     if not distills(values):
         return {}
     return {
@@ -124,14 +124,14 @@ def teacher_rows(values: Values) -> dict[str, str | dict[str, Any] | list[dict[s
 
 def dual_clip(leaf: Leaf, values: Values) -> Result:
     if _loss(values) == "gspo":
-        return new("algorithm.clip_ratio_c", None, "verl's gspo has no dual clip")
+        return new("algorithm.options.clip_ratio_c", None, "verl's gspo has no dual clip")
     if _loss(values) in _UNCLIPPED_LOSSES:
         return LeftOut(f"`loss_type: {_loss(values)}` has no dual clip", quiet=True)
-    return same("algorithm.clip_ratio_c", leaf)
+    return same("algorithm.options.clip_ratio_c", leaf)
 
 
 def bound(leaf: Leaf, values: Values) -> Result:
-    """Take over a bound of the ratio."""
+    """Convert a clip bound of the ratio."""
     key = str(leaf.path[-1])
     if _loss(values) == "sapo":
         return LeftOut("`loss_type: sapo` has a soft gate in the place of a clip", quiet=True)
@@ -142,15 +142,18 @@ def bound(leaf: Leaf, values: Values) -> Result:
 
 
 def ratio_range(leaf: Leaf, values: Values) -> Result:
-    """Convert `LOW_HIGH`, the ratios outside of which tokens are rejected; a number alone caps them."""
+    """Convert `LOW_HIGH`, the ratios outside which tokens are rejected; a number alone caps the weights."""
     low, between, high = values.of(leaf).partition("_")
     if not between:
-        return same("algorithm.tis_cap", leaf)
-    return (new("algorithm.reject_ratio_low", float(low)), new("algorithm.reject_ratio_high", float(high)))
+        return same("algorithm.options.tis_cap", leaf)
+    return (
+        new("algorithm.options.reject_ratio_low", float(low)),
+        new("algorithm.options.reject_ratio_high", float(high)),
+    )
 
 
 def rejects(leaf: Leaf, values: Values) -> Result:
-    """Take over a rejection of tokens by the bounds of their ratio; other criteria are not there."""
+    """Convert the rejection of tokens by bounds of their ratio; other criteria do not exist here."""
     names = [name.strip("'\" ") for name in str(values.of(leaf)).split(",")]
     limits = [limit.strip("'\" ") for limit in str(values.get(f"{_CORRECTION}.rollout_rs_threshold", "")).split(",")]
     low, _, high = dict(zip(names, limits, strict=False)).get("token_k1", "").partition("_")
@@ -158,4 +161,7 @@ def rejects(leaf: Leaf, values: Values) -> Result:
         return LeftOut("`reject_ratio_low` and `reject_ratio_high` bound the ratio of a token, or of a sequence's mean")
     others = [name for name in names if name != "token_k1"]
     note = f"not taken over: {', '.join(others)}" if others else None
-    return (new("algorithm.reject_ratio_low", float(low), note), new("algorithm.reject_ratio_high", float(high)))
+    return (
+        new("algorithm.options.reject_ratio_low", float(low), note),
+        new("algorithm.options.reject_ratio_high", float(high)),
+    )

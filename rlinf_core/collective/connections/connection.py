@@ -1,4 +1,4 @@
-"""A connection to another process: any thread writes frames, and a thread of its own reads them."""
+"""A connection to another process: any thread may write frames; one thread per connection reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rlinf_core.collective.arena import SharedSegment
 from rlinf_core.collective.connections.handshake import PeerIdentity
@@ -25,9 +25,9 @@ _SLICE = 0.1
 _BUFFERS_PER_CALL = 512
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 Bytes = bytes | bytearray | memoryview
-# The start of the reason for which a connection is lost when its host cannot be reached any more.
+# The start of the reason of a lost connection whose host can no longer be reached.
 NO_ANSWER = "its host no longer answers"
-# SIOCOUTQNSD of Linux, which Python has no name for: asks how many bytes of a socket are not sent yet.
+# SIOCOUTQNSD of Linux, which Python does not name: returns how many bytes of a socket are not sent yet.
 _UNSENT = 0x894B
 _VANISHED = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
@@ -41,20 +41,23 @@ class Connection:
 
     Args:
         moved: called when a part of a large message was sent.
+        spin: the seconds for which its reader polls before it sleeps.
 
     Attributes:
-        shares_memory: whether file descriptors pass, so that large parts go through shared memory.
+        shares_memory: whether it passes file descriptors, so that large parts go through shared memory.
         segments: the peer's shared memory, by its identity.
         passed: identities of the shared memory whose descriptors were sent to the peer.
-        backlog: messages that arrived and were not received yet; too many pause reading.
-        reader: reads frames; for the thread of this connection only.
+        backlog: the number of messages that arrived and were not received yet; too many pause reading.
+        reader: the reader of frames, for the thread of this connection only.
         closed: whether traffic has ended.
-        replaced: whether another was made in its place: it is read to its end, however much waits to be received.
-        former: those that it was made in place of, and that were still read then.
-        drained: set when all that came through it was handled, and its reader has ended.
+        replaced: whether a newer connection replaces it: then it is read to its end, even with a full backlog.
+        former: the connections that it replaced and that were still being read then.
+        drained: set when all its messages were handled and its reader has ended.
     """
 
-    def __init__(self, name: str, sock: socket.socket, peer: PeerIdentity, moved: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, sock: socket.socket, peer: PeerIdentity, moved: Callable[[], None], spin: float = 0.0
+    ) -> None:
         sock.setblocking(True)
         self.name = name
         self.peer = peer
@@ -64,12 +67,12 @@ class Connection:
         self.passed: set[int] = set()
         self.peer_closing = False
         self.backlog = 0
-        self.reader = FrameReader(sock)
+        self.reader = FrameReader(sock, spin)
         self.closed = False
         self.replaced = False
         self.former: tuple[Connection, ...] = ()
         self.drained = threading.Event()
-        # Empty for a process that cannot be seen from here.
+        # Empty if the peer's process is not visible from here.
         self._process = (identity(peer_credentials(sock)[0]) or "") if self.shares_memory else ""
         self._moved = moved
         self._write_lock = threading.Lock()
@@ -82,24 +85,24 @@ class Connection:
         return bool(self._process) and not alive(self._process)
 
     def hung_up(self) -> bool:
-        """Return whether the peer ended the connection, though what it sent before may not be read yet."""
+        """Return whether the peer ended the connection, though earlier messages may not be read yet."""
         look = select.poll()
         try:
             look.register(self.sock, select.POLLRDHUP)
         except ValueError:
-            return True  # it is closed
+            return True  # the socket is closed
         return self.closed or bool(look.poll(0))
 
     @property
     def usable(self) -> bool:
-        """Whether messages may be sent through it."""
+        """Whether messages may be sent through this connection."""
         return not (self.closed or self.replaced)
 
     @property
     def in_transit(self) -> bool:
-        """Whether bytes were sent that the peer's kernel has not acknowledged, as where a link is cut.
+        """Whether the peer's kernel has not acknowledged bytes that were sent, for example because a link is cut.
 
-        Those that the peer has no room for are not sent. False where the system does not say.
+        Bytes that the peer has no room for do not count. False where the system does not tell.
         """
         if self.shares_memory or self.closed:
             return False
@@ -117,31 +120,43 @@ class Connection:
 
     # Writing
 
-    def write(self, buffers: Sequence[Bytes], fds: Sequence[int], work: Work[object]) -> None:
-        """Send the buffers as they are, blocking until the kernel has them all.
+    def write(
+        self, buffers: Sequence[Bytes], fds: Sequence[int], work: Work[object], pieces: Iterable[Bytes] = ()
+    ) -> None:
+        """Send the buffers without a copy, blocking until the kernel has them all; then each piece, once it is made.
 
         Raises:
             ConnectionLostError: the connection is over.
             CommunicationTimeoutError: the peer did not read them before the deadline of `work`.
-            Exception: what `work` was failed with meanwhile.
+            Exception: the error that `work` was failed with meanwhile.
         """
         if not self._write_lock.acquire(timeout=max(0.0, min(work.deadline - time.monotonic(), 1e6))):
             raise CommunicationTimeoutError(work.title, work.seconds)
         try:
             while not self._flush():
-                self._await_room(work, started=False)
-            rest, started = list(buffers), False
-            while rest:
-                if self._push(rest, fds):
-                    started, fds = True, ()
-                else:
-                    self._await_room(work, started=started)
+                self._await_room(work)
+            self._write_all(itertools.chain((list(buffers),), ([piece] for piece in pieces)), fds, work)
         finally:
             self._write_lock.release()
         self._flush_leftovers()
 
+    def _write_all(self, batches: Iterable[list[Bytes]], fds: Sequence[int], work: Work[object]) -> None:
+        started = False
+        try:
+            for rest in batches:
+                while rest:
+                    if self._push(rest, fds):
+                        started, fds = True, ()
+                    else:
+                        self._await_room(work)
+        except BaseException:
+            # A partial frame cannot be withdrawn.
+            if started:
+                self.shut("a message to it was given up halfway")
+            raise
+
     def try_write(self, data: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send `data` if it does not block; return whether it was sent.
+        """Send `data` if the start of it can be sent without blocking; return whether it was sent or queued.
 
         Raises:
             ConnectionLostError: the connection is over.
@@ -153,7 +168,7 @@ class Connection:
             if self._outbox or not self._push(rest, fds):
                 return False
             if rest:
-                # Before what others posted meanwhile.
+                # Ahead of messages that other threads posted meanwhile.
                 self._outbox.appendleft((rest, ()))
         finally:
             self._write_lock.release()
@@ -161,22 +176,22 @@ class Connection:
         return True
 
     def post(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send `data` now or as soon as there is room; never blocks, and raise nothing on a lost connection."""
+        """Send `data` now or as soon as there is room. Never blocks, and raises nothing if the connection is lost."""
         self._outbox.append(([data], fds))
         self._flush_leftovers()
 
     def _flush_leftovers(self) -> None:
-        """Send what was posted, in a thread where that has to wait; unless who writes now does."""
+        """Send the posted messages unless another thread writes now, which will; start a thread if that must wait."""
         while self._outbox and not self.closed and self._write_lock.acquire(blocking=False):
             try:
                 if self._flush():
                     self._write_lock.release()
                     continue
-                # It holds the lock until all is sent.
+                # The thread takes over the lock, and releases it when all is sent.
                 threading.Thread(target=self._empty_outbox, name="rlinf-outbox", daemon=True).start()
             except BaseException as error:
                 self._write_lock.release()
-                # Who reads reports the end of the connection, and where the process ends no thread starts.
+                # The reading thread reports a lost connection; RuntimeError: no thread starts at interpreter shutdown.
                 if not isinstance(error, ConnectionLostError | RuntimeError):
                     raise
             return
@@ -188,7 +203,7 @@ class Connection:
             while not self._flush():
                 poller.poll()
         except ConnectionLostError:
-            return  # the reading thread sees the end of the connection and reports it
+            return  # the reading thread reports the end of the connection
         finally:
             self._write_lock.release()
         self._flush_leftovers()
@@ -206,7 +221,7 @@ class Connection:
         return True
 
     def _push(self, buffers: list[Bytes], fds: Sequence[int]) -> bool:
-        """Send the start of the buffers, as much as there is room for, and remove it; return whether any was sent."""
+        """Send as many leading bytes as there is room for, and remove them; return whether any were sent."""
         if self.closed:
             raise ConnectionLostError("the connection is closed")
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else ()
@@ -226,8 +241,8 @@ class Connection:
             self._moved()
         return sent > 0
 
-    def _await_room(self, work: Work[object], *, started: bool) -> None:
-        """Wait until the socket is writable. A timeout ends the connection: a partial frame cannot be withdrawn."""
+    def _await_room(self, work: Work[object]) -> None:
+        """Wait until the socket is writable."""
         poller = select.poll()
         poller.register(self.sock, select.POLLOUT)
         while True:
@@ -240,8 +255,6 @@ class Connection:
             if error is None and self.closed:
                 error = ConnectionLostError("the connection is closed")
             if error is not None:
-                if started:
-                    self.shut("a message to it was given up halfway")
                 raise error
             if poller.poll(min(remaining, _SLICE) * 1000):
                 return
@@ -249,7 +262,7 @@ class Connection:
     # The end
 
     def reason_of(self, error: Exception) -> str:
-        """Return why the connection is over, from what its reader raised."""
+        """Return why the connection is over, given the error that its reader raised."""
         if self._shut_because:
             return self._shut_because
         if isinstance(error, OSError):
@@ -257,7 +270,7 @@ class Connection:
         return "it closed the connection" if isinstance(error, EOFError) else str(error)
 
     def shut(self, reason: str = "") -> None:
-        """End the traffic at once, also for the thread that reads; descriptors are closed by `close`."""
+        """End the traffic at once, also for the reading thread; `close` closes the descriptors."""
         self._shut_because = self._shut_because or reason
         self.closed = True
         try:
@@ -266,7 +279,7 @@ class Connection:
             return  # it was shut down already
 
     def close(self) -> None:
-        """End the connection and free what it holds: for the thread that reads, when nothing more comes."""
+        """End the connection and free its resources; called by the reading thread at the end."""
         self.shut()
         with self._write_lock:
             self.sock.close()

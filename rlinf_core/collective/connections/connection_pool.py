@@ -1,6 +1,6 @@
 """The connection pool: one connection for each pair of endpoints, dialed by the side that needs it first.
 
-A pair has one at a time, so that each comes after all that were made before it.
+A pair uses one connection at a time, so that messages of a new connection come after those of all earlier ones.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _UNIX_BUFFER = 1 << 20
 
 
 class UnreachableError(RuntimeFailure):
-    """No connection to an endpoint could be made.
+    """A failure to connect to an endpoint.
 
     Attributes:
-        gone: whether nothing listens there any more, so that its process has ended.
+        gone: whether nothing listens there any more, which means that its process has ended.
     """
 
     def __init__(self, message: str, *, gone: bool, why: str | None = None) -> None:
@@ -49,7 +49,7 @@ class ConnectionPool:
         moved: Callable[[], None],
         opened: Callable[[Connection], None],
     ) -> None:
-        """Make an empty pool. `opened` is called for every new connection, and `moved` as `Connection` says."""
+        """Make an empty pool. `opened` is called for every new connection; for `moved`, see `Connection`."""
         self._info = info
         self._secret = secret
         self._settings = settings
@@ -57,9 +57,9 @@ class ConnectionPool:
         self._opened = opened
         self._changed = threading.Condition()
         self._established: dict[str, list[Connection]] = {}
-        # Endpoints that this one is dialing, and whether the socket is connected yet.
+        # By endpoint that this one is dialing: whether the socket is connected yet.
         self._dialing: dict[str, bool] = {}
-        # Endpoints whose dial was welcomed, and whose connection is not made yet.
+        # Endpoints whose dial was welcomed and whose connection is not established yet.
         self._welcomed: set[str] = set()
         self._last_lost: dict[str, str] = {}
         self._ended = False
@@ -78,10 +78,10 @@ class ConnectionPool:
             return self._get(incarnation)
 
     def connect(self, info: EndpointInfo, deadline: float) -> Connection:
-        """Return the connection to `info`, made when there is none.
+        """Return the connection to `info`, established if there is none.
 
         Raises:
-            UnreachableError: no connection by the deadline, or the endpoint cannot exist.
+            UnreachableError: no connection by the deadline, or the endpoint is gone.
             RuntimeFailure: this endpoint was closed.
             AuthenticationError: the process that answers does not belong to this cluster.
         """
@@ -99,7 +99,7 @@ class ConnectionPool:
                 now = time.monotonic()
                 if now >= deadline or (trouble is not None and trouble.gone):
                     raise trouble or UnreachableError(f"no connection to {info} in time", gone=False)
-                # Another thread dials, or the other side does: a peer that cannot be reached may still reach us.
+                # Another thread dials, or the peer may: a peer that this host cannot reach may still reach this host.
                 if peer in self._dialing or now < retry_at:
                     self._changed.wait(min(deadline - now, _RETRY_AFTER))
                     continue
@@ -107,7 +107,7 @@ class ConnectionPool:
             try:
                 trouble = self._dial(info, deadline)
             except AuthenticationError:
-                # A peer that is killed during the handshake looks like a stranger; a second attempt tells them apart.
+                # A peer killed during the handshake looks like a stranger; a second attempt tells the two apart.
                 if refused:
                     raise
                 refused = True
@@ -118,7 +118,7 @@ class ConnectionPool:
             retry_at = time.monotonic() + _RETRY_AFTER
 
     def end_dialing(self) -> None:
-        """Have those that wait in `connect` give up; no connection is dialed from now on."""
+        """Fail the waiting calls of `connect`, and dial no more connections."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -135,7 +135,7 @@ class ConnectionPool:
         try:
             acceptance.answer(verdict, self._identity(peer, dialer.connection))
             with self._changed:
-                # Where the other side welcomed a dial of this one meanwhile, it had given up its own.
+                # If the other side welcomed our dial meanwhile, it has given up its own.
                 if welcome and self._may_follow(dialer):
                     self._establish(dialer.connection, sock, dialer)
                 else:
@@ -171,19 +171,18 @@ class ConnectionPool:
             return Admission.STALE
         if dialer.incarnation in self._welcomed or not self._may_follow(dialer):
             return Admission.DUPLICATE
-        # Both dial: the one with the lower name wins. Only once our dial got through, for behind a firewall it never
-        # may.
+        # Both sides dial: the lower incarnation wins, but only once its socket is connected; a firewall may block it.
         if self._dialing.get(dialer.incarnation) and self._info.incarnation < dialer.incarnation:
             return Admission.DUPLICATE
         return Admission.WELCOME
 
     def _may_follow(self, dialer: PeerIdentity) -> bool:
-        """Return whether no connection is in the way, but one whose loss the dialer may have noticed first."""
+        """Return whether the dialer has no connection here, or only one whose loss it noticed first."""
         existing = self._get(dialer.incarnation)
         return existing is None or dialer.replaces == existing.name
 
     def _dial(self, info: EndpointInfo, deadline: float) -> UnreachableError | None:
-        """Dial once; return None when the caller should look for the connection at once."""
+        """Dial once; return None if the caller should look for the connection again at once."""
         try:
             sock = self._reach(info, deadline)
         except OSError as error:
@@ -220,7 +219,7 @@ class ConnectionPool:
             try:
                 return self._reach_unix(info.unix_path)
             except (PermissionError, FileNotFoundError):
-                # Two containers share a kernel, not a file system.
+                # Two containers may share a host but no file system: dial over TCP.
                 if os.path.isdir(os.path.dirname(info.unix_path)):
                     raise
         family = socket.AF_INET6 if ":" in info.tcp_host else socket.AF_INET
@@ -249,7 +248,7 @@ class ConnectionPool:
     def _establish(self, name: str, sock: socket.socket, peer: PeerIdentity) -> None:
         if sock.family == socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
-        connection = Connection(name, sock, peer, self._moved)
+        connection = Connection(name, sock, peer, self._moved, self._settings.reader_spin)
         with self._changed:
             group = self._established.setdefault(peer.incarnation, [])
             connection.former = tuple(group)
@@ -259,7 +258,7 @@ class ConnectionPool:
             try:
                 self._opened(connection)
             except BaseException:
-                # Nobody reads it, as where no thread can be started.
+                # No thread reads it, for example because none could be started.
                 self.forget(connection)
                 connection.close()
                 raise

@@ -5,9 +5,9 @@
     dialer -> acceptor   proof over both nonces and its identity, identity
     acceptor -> dialer   verdict, proof over both nonces and both identities, identity
 
-The dialer proves first, so that a stranger learns nothing but that somebody listens. Nonces are fresh on both sides,
-so nothing recorded can be used again; roles are part of the proof, so nothing can be sent back as one's own.
-Identities are JSON: nothing is unpickled here.
+The dialer proves first, so that a stranger learns only that the port is open. Both nonces are fresh, so recorded
+proofs cannot be replayed. A proof covers the role, so a proof cannot be reflected to its sender. Identities are JSON:
+nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlinf_core.foreign.strict_json import load_json_object
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecret:
-    """The shared secret of a cluster, by which its processes prove membership. Its repr does not hold the key."""
+    """The shared secret with which the processes of a cluster prove membership. Its repr omits the key."""
 
     key: bytes = field(repr=False)
 
@@ -63,17 +63,18 @@ class Admission(IntEnum):
     """The acceptor's answer to an authenticated dialer."""
 
     WELCOME = 1
-    DUPLICATE = 2  # another connection between the two exists, or is about to
-    STALE = 3  # the endpoint that the dialer looks for is not here any more
+    DUPLICATE = 2  # another connection between the two exists, or is being made
+    STALE = 3  # the endpoint that the dialer seeks is no longer here
 
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The identity of one end of a connection, whose name is the dialer's.
+    """The identity of one end of a connection.
 
     Attributes:
         seeks: the incarnation that it expects at the other end.
-        replaces: the connection to the same endpoint that the dialer lost before, or empty.
+        connection: the name of the connection, chosen by the dialer.
+        replaces: the name of the last connection to the same endpoint that the dialer lost, or empty.
     """
 
     incarnation: str
@@ -124,7 +125,7 @@ class _Line:
 def dial(
     sock: socket.socket, secret: ClusterSecret, mine: PeerIdentity, deadline: float
 ) -> tuple[Admission, PeerIdentity]:
-    """Do the dialer's part; return the acceptor's answer and identity.
+    """Do the dialer's part of the handshake; return the acceptor's verdict and identity.
 
     Raises:
         AuthenticationError: the listener does not belong to this cluster, or refuses this process.
@@ -153,7 +154,7 @@ def dial(
 
 
 class Acceptance:
-    """The acceptor's part of the handshake, up to its decision."""
+    """The acceptor's part of the handshake: reads the dialer's proof, and answers with a verdict."""
 
     def __init__(self, sock: socket.socket, secret: ClusterSecret, deadline: float) -> None:
         """Read the dialer's proof.

@@ -1,7 +1,7 @@
 """Listening sockets, and the authentication of connecting peers.
 
-A stranger costs a thread for a few seconds at most, and only that many at a time: the one that dawdles longest, of
-the address that has the most, makes room for the next, so strangers cannot keep members out.
+A stranger holds a thread for a few seconds at most, and the number of strangers is bounded: the oldest connection of
+the address that has the most is closed for the next one, so strangers cannot keep members out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONGEST_PATH = 90
 class UnixDirectory:
     """The private directory for the unix sockets of one process.
 
-    The process holds a lock on it while it lives; later processes remove directories whose lock is free.
+    The process locks it for its lifetime; later processes remove directories whose lock is free.
     """
 
     def __init__(self, base: str | None = None) -> None:
@@ -49,7 +49,7 @@ class UnixDirectory:
             self._make(base)
 
     def _make(self, base: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))  # mkdtemp makes it 0700
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))  # its mode is 0700
         try:
             lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -58,7 +58,7 @@ class UnixDirectory:
         if self.path.is_dir():
             self._lock = lock
         else:
-            os.close(lock)  # as above
+            os.close(lock)  # another process removed it
 
     def close(self) -> None:
         """Remove the directory, if this process made it."""
@@ -82,7 +82,7 @@ def reap(base: Path) -> None:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(directory, ignore_errors=True)
         except OSError:
-            continue  # its process lives
+            continue  # its process still runs
         finally:
             os.close(fd)
 
@@ -90,7 +90,7 @@ def reap(base: Path) -> None:
 _log = logging.getLogger(__name__)
 _BACKLOG = 128
 _OUT_OF_DESCRIPTORS_PAUSE = 0.05
-# Decides about an authenticated connection, and owns its socket from then on.
+# Admits or refuses an authenticated peer, and owns the socket from then on.
 Admit = Callable[[socket.socket, Acceptance], None]
 
 
@@ -102,18 +102,18 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def listen_tcp(host: str, buffer: int, ports: range | None = None) -> socket.socket:
-    """Listen on a free port at `host`, or at every address where `host` is not an address of this machine (NAT).
+    """Listen on a free port of `host`, or of every address if `host` is not an address of this machine (NAT).
 
     Args:
         buffer: bytes of the kernel's buffer for each direction.
-        ports: those to choose from; by default any.
+        ports: the ports to choose from; by default any.
 
     Raises:
         ClusterError: none of `ports` is free.
     """
     if ports is None:
         return _listen_at(host, 0, buffer)
-    # Processes of a node that start together begin at different ones.
+    # Processes of a node that start together try different ports first.
     first = random.randrange(len(ports))
     for port in (*ports[first:], *ports[:first]):
         try:
@@ -131,9 +131,9 @@ def listen_tcp(host: str, buffer: int, ports: range | None = None) -> socket.soc
 def _listen_at(host: str, port: int, buffer: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # Accepted connections inherit the buffers, and the window is agreed on before they are accepted.
+        # Accepted connections inherit the buffers; TCP negotiates the window before a connection is accepted.
         tune_tcp(sock, buffer)
-        # The last connections of a process that has ended do not keep its port.
+        # Otherwise lingering connections of an ended process would block its port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))
@@ -149,7 +149,7 @@ def _listen_at(host: str, port: int, buffer: int) -> socket.socket:
 
 
 def tune_tcp(sock: socket.socket, buffer: int) -> None:
-    """Set large windows and TCP_NODELAY, and end the connection within 15 seconds when the other host vanishes."""
+    """Set large windows and TCP_NODELAY; the connection ends within 15 seconds after the other host vanishes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -161,7 +161,7 @@ def tune_tcp(sock: socket.socket, buffer: int) -> None:
 
 
 class Listener:
-    """The listener: accepts connections at several sockets, and passes on those that authenticate."""
+    """A listener that accepts connections on several sockets, and passes on those that authenticate."""
 
     def __init__(
         self, sockets: list[socket.socket], secret: ClusterSecret, admit: Admit, *, timeout: float, most: int
@@ -172,7 +172,7 @@ class Listener:
         self._admit = admit
         self._timeout = timeout
         self._unproven: dict[int, Unproven[socket.socket]] = {
-            # All workers of a node may dial at once, from one address.
+            # All workers of a node may dial at once from one address, so one address may take all places.
             listening.fileno(): Unproven(most, from_one=most)
             for listening in sockets
         }
@@ -235,7 +235,7 @@ class Listener:
         proven = False
         try:
             acceptance = Acceptance(sock, self._secret, time.monotonic() + self._timeout)
-            # Nobody takes its place once it is welcome. What was shut down just before is not answered.
+            # From here on no newer connection can displace it. If one did just before, it is not answered.
             proven = unproven.remove(sock)
             if proven:
                 self._admit(sock, acceptance)
@@ -243,7 +243,7 @@ class Listener:
             self._warn(f"{error.message} (from {_origin(sock)})")
         except OSError as error:
             _log.debug("a connection ended in its handshake: %s", error)
-        except Exception:  # noqa: BLE001 - the listener outlives whatever one connection does
+        except Exception:  # noqa: BLE001 - no connection may end the listener
             _log.exception("a connection could not be admitted")
         finally:
             unproven.remove(sock)

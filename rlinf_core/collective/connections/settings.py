@@ -18,19 +18,20 @@ class Settings:
     """The settings of an endpoint. Sizes are bytes, times seconds.
 
     Attributes:
-        timeout: what an operation may wait when no deadline is given to it.
-        connect_timeout: what the first contact with a peer may take.
-        handshake_timeout: what a stranger may take to prove that it belongs to the cluster.
-        pending_handshakes: how many connections may be unproven at a time, per listener; the oldest makes room.
+        timeout: the time limit of an operation without a timeout of its own.
+        connect_timeout: the time limit of the first contact with a peer.
+        handshake_timeout: the time limit for a connecting peer to prove that it belongs to the cluster.
+        pending_handshakes: the most unproven connections per listening socket; an old one is closed for a new one.
         inline_limit: messages up to this size travel inside their frame.
-        arena_bytes: the most shared memory that this process holds for messages.
+        arena_bytes: the most shared memory that the arena holds.
         spill_after: how long a sender waits for room in the arena before it takes memory outside of it.
-        direct_limit: asynchronous sends up to this size are done before the call returns.
+        direct_limit: asynchronous sends up to this size are done before the call returns, if they need not wait.
         inbox_messages: undelivered messages of one connection before its reading pauses.
         inbox_bytes: undelivered bytes outside the arena, of the whole endpoint, before reading pauses.
         socket_buffer: the kernel's buffer for each direction of a TCP connection.
         ports: the TCP ports to choose the listener's from; None for any.
-        spin: how long a caller of a channel looks into its mailbox before it sleeps; sleeping costs a wake-up.
+        spin: how long a caller of a channel polls its mailbox before it sleeps; sleeping costs a wake-up.
+        reader_spin: how long the thread of a connection polls for the next frame before it sleeps.
     """
 
     timeout: float = 1800.0
@@ -46,6 +47,7 @@ class Settings:
     socket_buffer: int = 4 * MIB
     ports: range | None = None
     spin: float = 50e-6
+    reader_spin: float = 0.0
 
     @classmethod
     def from_environment(cls) -> Settings:

@@ -2,9 +2,9 @@
 
     header | part sizes | shared-memory descriptor | key | head | body
 
-`head` is the pickle-5 stream of an object (or, for a tensor, its dtype and shape in words). `body` holds the
-out-of-band parts, each at a multiple of 64 bytes; it follows in the stream, or lies in shared memory, and then the
-descriptor says where.
+`head` is the pickle-5 stream of an object (or, for a tensor, its dtype and shape as text). `body` holds the
+out-of-band parts, each at a multiple of 64 bytes. It follows the frame in the stream, or lies in shared memory, at the
+place that the descriptor names.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from rlinf_core.errors import RuntimeFailure
+from rlinf_core.waiting import spin
 
-VERSION = 2
+VERSION = 3
 _MAGIC = 0x4672
 # magic, version, kind, flags, tag, route, parts, sequence, weight, key size, head size, body size
 HEADER = struct.Struct("<HBBHHIIQdIIQ")
 _DESCRIPTOR = struct.Struct("<QQQI")
 _SIZE = struct.Struct("<Q")
 ALIGNMENT = 64
-# Far above what any frame needs: a larger head is not of this protocol.
+# The bytes of a growing body that are announced together.
+PIECE = 4 << 20
+# The most bytes of a frame without its body, far above what any frame needs.
 _LARGEST_PREFIX = 1 << 30
 
 
@@ -42,27 +46,28 @@ class FrameKind(IntEnum):
     ACCEPTED = 3
     REFUSED = 4
     GOODBYE = 5
-    FORGET = 6  # nothing more will lie in that shared memory, whose owner is gone
+    FORGET = 6  # the owner of a shared segment is gone: no further frame refers to it
 
 
 class Flag:
-    """The flags of a frame. Plain numbers: those of `enum` take longer than everything else about a frame."""
+    """The flags of a frame. Plain numbers: flags of `enum` would take longer than the rest of the work on a frame."""
 
     SHARED: Final = 1  # the body lies in shared memory
     DESCRIPTOR_FOLLOWS: Final = 2  # the file descriptor of that memory comes with this frame
     HEAD_IN_BODY: Final = 4  # the head is the first part
     TENSOR: Final = 8  # sent by send_tensor
     PRIVATE_COPY: Final = 16  # several receivers share the body: map it copy-on-write
-    ACKNOWLEDGE: Final = 32  # the sender waits to hear whether it fitted
-    ONE_SHOT: Final = 64  # that memory holds this body only
+    ACKNOWLEDGE: Final = 32  # the sender wants to know whether a receive took the message
+    ONE_SHOT: Final = 64  # the shared segment holds only this body
+    GROWING: Final = 128  # the sender still fills the shared body: one byte follows for each `PIECE` of it
 
 
 class FrameError(RuntimeFailure):
-    """Received bytes that are not a frame of this version."""
+    """An error for received bytes that are not a valid frame of this version."""
 
 
 class SharedPlace(NamedTuple):
-    """The place of a body in shared memory, in bytes; `lease` is the flag by which the receiver gives it back."""
+    """The place of a body in shared memory, in bytes; `lease` is the index of the lease that the receiver releases."""
 
     segment: int
     offset: int
@@ -76,9 +81,9 @@ class Frame:
 
     Attributes:
         tag: 0 between workers; other numbers are services of an endpoint.
-        route: which sender and receiver within the connection.
-        sequence: counts the messages of a route from 1.
-        key: the key of the queue, for channels, or words of a service's own.
+        route: the number of a pair of addresses, sender and receiver, within the connection.
+        sequence: the number of the message in its stream, from 1.
+        key: the key of a channel's queue, or bytes interpreted by the service.
         head: the pickle stream, or dtype and shape.
         sizes: bytes of each part.
         body_size: bytes of the body, with the padding between its parts.
@@ -124,7 +129,7 @@ class Frame:
 
 
 def pack_message(tag: int, route: int, key: bytes, head: bytes | bytearray, weight: float) -> bytes:
-    """Return a message without a body: the fast path of small messages."""
+    """Return the frame of a message without a body: the fast path of small messages."""
     return (
         HEADER.pack(_MAGIC, VERSION, FrameKind.MESSAGE, 0, tag, route, 0, 0, weight, len(key), len(head), 0)
         + key
@@ -135,7 +140,7 @@ def pack_message(tag: int, route: int, key: bytes, head: bytes | bytearray, weig
 def unpack(buffer: memoryview | bytes, start: int, available: int) -> tuple[Frame | None, int]:
     """Return the frame that begins at `start`, without its body, and its size in bytes.
 
-    There is no frame yet when fewer bytes are `available`, of which there must be at least HEADER.size.
+    The frame is None while fewer bytes are `available`; at least HEADER.size bytes must be.
 
     Raises:
         FrameError: no frame of this version begins there.
@@ -181,13 +186,22 @@ def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
 _BUFFER = 64 << 10
 _FDS_PER_MESSAGE = 2
 _ANCILLARY = socket.CMSG_SPACE(_FDS_PER_MESSAGE * array.array("i").itemsize) * 4
+# A plain number: a flag of `enum` would take longer than the rest of the work on a frame.
+_TRUNCATED = int(socket.MSG_CTRUNC)
 
 
 class FrameReader:
-    """A reader of frames from a stream socket; it blocks until they have arrived."""
+    """A reader of frames from a stream socket; it blocks until they have arrived.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        spin_seconds: how long it polls for the next frame before it blocks.
+    """
+
+    def __init__(self, sock: socket.socket, spin_seconds: float = 0.0) -> None:
         self._sock = sock
+        self._spin_seconds = spin_seconds
+        self._poller = select.poll()
+        self._poller.register(sock, select.POLLIN)
         self._takes_fds = sock.family == socket.AF_UNIX
         self._buffer = bytearray(_BUFFER)
         self._view = memoryview(self._buffer)
@@ -196,7 +210,7 @@ class FrameReader:
         self._fds: deque[int] = deque()
 
     def read(self) -> Frame:
-        """Return the next frame. Its body follows where it has one outside of shared memory, see `read_body`.
+        """Return the next frame. A body outside of shared memory follows: read it with `read_body` or `read_now`.
 
         Raises:
             EOFError: the peer closed the connection.
@@ -214,7 +228,7 @@ class FrameReader:
             self._receive(need)
 
     def read_body(self, body: memoryview, moved: Callable[[], None]) -> None:
-        """Fill `body` with the bytes that follow; `moved` is called for each part of a long one.
+        """Fill `body` with the bytes that follow; `moved` is called after each read from the socket.
 
         Raises:
             EOFError: the peer closed the connection.
@@ -225,7 +239,7 @@ class FrameReader:
         body[:filled] = self._view[self._start : self._start + filled]
         self._start += filled
         while filled < size:
-            # A unix socket may carry a body too, never together with descriptors.
+            # On a unix socket, too, a body never comes together with descriptors.
             count = self._sock.recv_into(body[filled:])
             if not count:
                 raise EOFError
@@ -253,29 +267,30 @@ class FrameReader:
         return count
 
     def await_bytes(self) -> None:
-        """Wait until `read_now` has something, or the connection ends."""
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN)
-        poller.poll()
+        """Wait until `read_now` can return bytes, or the connection ends."""
+        self._poller.poll()
 
     def take_fd(self) -> int:
         """Return the next file descriptor that came with the frames.
 
         Raises:
-            EOFError: a frame announced one that did not arrive.
+            EOFError: a frame announced a descriptor that did not arrive.
         """
         if not self._fds:
             raise EOFError("a file descriptor that a frame announces did not arrive")
         return self._fds.popleft()
 
     def close(self) -> None:
-        """Close the descriptors that were not taken."""
+        """Close the file descriptors that were not taken."""
         while self._fds:
             os.close(self._fds.popleft())
 
     def _receive(self, need: int) -> None:
-        """Read once, for a prefix of `need` bytes from the current start."""
+        """Read once from the socket, with room for `need` bytes from the current start."""
         self._make_room(need)
+        if not (self._spin_seconds and spin(partial(self._poller.poll, 0), self._spin_seconds)):
+            # A thread that blocks in a read is also woken, for nothing, whenever the peer reads what was sent to it.
+            self._poller.poll()
         space = self._view[self._end :]
         if not self._takes_fds:
             count = self._sock.recv_into(space)
@@ -286,7 +301,7 @@ class FrameReader:
                     fds = array.array("i")
                     fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                     self._fds.extend(fds)
-            if flags & socket.MSG_CTRUNC:
+            if flags & _TRUNCATED:
                 raise OSError(errno.EMFILE, "this process has no file descriptor left for one that was passed to it")
         if not count:
             raise EOFError

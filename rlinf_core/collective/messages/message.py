@@ -1,4 +1,4 @@
-"""Messages: the codec between an object and its parts, and a body as it is encoded for one peer.
+"""Messages: the codec between an object and its parts, and the encoding of a body for one peer.
 
 An object becomes a pickle stream and out-of-band parts; they travel inside the frame, after it, or in shared memory.
 """
@@ -9,7 +9,7 @@ import importlib
 import io
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,13 +20,17 @@ from rlinf_core.errors import PayloadError
 
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _FEW = 16
-# (object, buffer callback) -> stream; for what plain pickle cannot name, such as classes of the main script.
-FallbackDumps = Callable[[object, Callable[[pickle.PickleBuffer], object]], bytes]
+# (object, `buffer_callback`, `reducer_override` or None) -> stream; pickles objects that plain pickle cannot name, such
+# as classes of `__main__`.
+FallbackDumps = Callable[
+    [object, Callable[[pickle.PickleBuffer], object], Callable[[object], object] | None],
+    bytes,
+]
 
 
 @dataclass(slots=True)
 class Encoded:
-    """A pickled object: the pickle stream, and its out-of-band parts in the order in which the stream names them."""
+    """A pickled object: the pickle stream, and its out-of-band parts in the order of reference by the stream."""
 
     head: bytes
     parts: list[Part]
@@ -37,17 +41,17 @@ class Encoded:
 
 
 def encode(obj: object, fallback: FallbackDumps | None = None) -> Encoded:
-    """Return `obj` as a stream and parts; the parts are the object's own memory, nothing large is copied.
+    """Return `obj` as a pickle stream and parts; the parts are the object's own memory, so nothing large is copied.
 
-    `fallback` pickles what plain pickle cannot, or what it would only name as part of `__main__`, which is another
-    script in another process.
+    `fallback` pickles objects that plain pickle cannot, or can only by a name in `__main__`, which is another module
+    in another process.
 
     Raises:
         PayloadError: the object does not pickle, or holds a tensor whose memory was freed.
     """
     parts: list[Part] = []
     try:
-        head = _dump(obj, parts)
+        head = _dump(obj, parts, None)
     except PayloadError:
         raise
     except Exception as error:
@@ -58,24 +62,33 @@ def encode(obj: object, fallback: FallbackDumps | None = None) -> Encoded:
             return Encoded(head, parts)
     parts = []
     try:
-        head = fallback(obj, lambda buffer: parts.append(HostPart(buffer.raw())))
+        head = _dump(obj, parts, fallback)
+    except PayloadError:
+        raise
     except Exception as error:
         raise _unpicklable(obj, error) from error
     return Encoded(head, parts)
 
 
-def _dump(obj: object, parts: list[Part]) -> bytes:
+def _dump(obj: object, parts: list[Part], fallback: FallbackDumps | None) -> bytes:
     if "torch" not in sys.modules or _is_plain(obj):
-        return pickle.dumps(obj, protocol=5, buffer_callback=lambda buffer: parts.append(HostPart(buffer.raw())))
-    from rlinf_core.collective.messages.torch_payload import TorchPickler
 
+        def keep(buffer: pickle.PickleBuffer) -> None:
+            parts.append(HostPart(buffer.raw()))
+
+        return pickle.dumps(obj, protocol=5, buffer_callback=keep) if fallback is None else fallback(obj, keep, None)
+    from rlinf_core.collective.messages.torch_payload import TensorReducer, TorchPickler
+
+    tensors = TensorReducer(parts)
+    if fallback is not None:
+        return fallback(obj, tensors.keep, tensors.reduce)
     stream = io.BytesIO()
-    TorchPickler(stream, parts).dump(obj)
+    TorchPickler(stream, tensors).dump(obj)
     return stream.getvalue()
 
 
 def _is_plain(obj: object) -> bool:
-    """Return whether an object certainly holds no tensor, a check cheaper than pickling it."""
+    """Return whether an object certainly holds no tensor; cheaper than pickling it."""
     kind = type(obj)
     if kind is tuple or kind is list:
         items = cast("Sequence[object]", obj)
@@ -100,7 +113,7 @@ def _unpicklable(obj: object, error: Exception) -> PayloadError:
 
 
 def decode(head: bytes | bytearray | memoryview, buffers: Sequence[object]) -> object:
-    """Return the object that `encode` took apart; its arrays and tensors are built on `buffers`.
+    """Return the object that `encode` encoded; its arrays and tensors are views of `buffers` where possible.
 
     Only for bytes of an authenticated peer: unpickling executes code that the sender chooses.
 
@@ -126,7 +139,7 @@ def decode(head: bytes | bytearray | memoryview, buffers: Sequence[object]) -> o
 
 
 def _use_names_of_numpy_2() -> None:
-    """Let numpy 1 unpickle the arrays of numpy 2, which names other modules: simulators may need the older one."""
+    """Let numpy 1, which simulators may need, unpickle arrays of numpy 2, whose pickles name other modules."""
     for name in ("numeric", "multiarray"):
         sys.modules[f"numpy._core.{name}"] = importlib.import_module(f"numpy.core.{name}")
 
@@ -147,9 +160,9 @@ class Message:
         head: the pickle stream, or dtype and shape of a tensor.
         tag: 0 between workers; other numbers are services of an endpoint.
         key: bytes interpreted by the service.
-        acknowledgement: finishes when a receive has taken it; None where nobody wants to know.
-        to: the one endpoint that it is for; None where it is also for a successor.
-        sizes: bytes of each part, also where those are in an encoded body already.
+        acknowledgement: the handle that finishes when a receive has taken the message; None if none is wanted.
+        to: the incarnation of its only recipient; None if a relaunched peer may receive it, too.
+        sizes: bytes of each part, also if an encoded body already holds the parts.
     """
 
     head: bytes
@@ -205,8 +218,9 @@ class EncodedBody:
     Attributes:
         place: its place in shared memory, or None.
         buffers: the bytes that follow the frame on the socket.
-        fds: descriptors that are passed with the frame.
-        undo: releases its memory when the frame could not be sent.
+        fds: the file descriptors that are passed with the frame.
+        pieces: the bytes that announce the pieces of a growing body, each made when its piece is filled.
+        undo: releases its memory if the frame could not be sent.
     """
 
     flags: int = 0
@@ -214,11 +228,12 @@ class EncodedBody:
     buffers: list[Bytes] = field(default_factory=list[Bytes])
     size: int = 0
     fds: tuple[int, ...] = ()
+    pieces: Iterable[bytes] = ()
     undo: Callable[[], None] = lambda: None
 
 
 def inline_body(message: Message) -> EncodedBody:
-    """Return a small body, as bytes after its frame."""
+    """Return a small body as one buffer after its frame."""
     size = message.body_size
     if not size:
         return EncodedBody()
@@ -228,7 +243,7 @@ def inline_body(message: Message) -> EncodedBody:
 
 
 def stream_body(message: Message) -> EncodedBody:
-    """Return a body for another host: it follows its frame, from where it lies; only scattered parts are copied."""
+    """Return a body for another host. Its buffers are the parts themselves; only scattered parts are copied."""
     buffers: list[Bytes] = []
     size = 0
     for part in message.parts:

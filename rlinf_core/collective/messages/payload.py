@@ -7,7 +7,7 @@ import mmap
 from abc import ABC, abstractmethod
 
 _CHUNK = 1 << 20
-# Without the interpreter's lock other threads run anyway; taking it back may take milliseconds.
+# Larger, since other threads run during an unlocked copy, and retaking the interpreter's lock may take milliseconds.
 _UNLOCKED_CHUNK = 64 << 20
 _HUGE_PAGE = 2 << 20
 
@@ -19,7 +19,7 @@ class Part(ABC):
 
     @abstractmethod
     def view(self) -> memoryview | None:
-        """Return the bytes in place, or None when they do not lie in one piece in host memory."""
+        """Return the bytes without a copy, or None if they are not contiguous in host memory."""
 
     @abstractmethod
     def copy_into(self, target: memoryview) -> None:
@@ -43,8 +43,8 @@ class HostPart(Part):
 def copy_bytes(target: memoryview, source: memoryview) -> None:
     """Copy flat bytes while other threads of this process run.
 
-    Memory that may be written to has an address for ctypes, which copies without the interpreter's lock. What is
-    read-only is copied piece by piece, so that others run in between.
+    Writable memory is copied by ctypes without the interpreter's lock. ctypes gives no address for read-only memory,
+    which is copied in pieces so that other threads run in between.
     """
     size = source.nbytes
     if size <= _CHUNK:
@@ -53,7 +53,7 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
         for start in range(0, size, _CHUNK):
             target[start : start + _CHUNK] = source[start : start + _CHUNK]
     else:
-        # Refuses what `target` has no room for, as a slice does.
+        # `from_buffer` raises if `target` is too small, as a slice assignment does.
         there, here = ((ctypes.c_char * size).from_buffer(view) for view in (target, source))
         for start in range(0, size, _UNLOCKED_CHUNK):
             length = min(_UNLOCKED_CHUNK, size - start)

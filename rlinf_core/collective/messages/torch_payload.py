@@ -1,6 +1,6 @@
-"""The codec of tensors: their bytes out of band, whatever their dtype, device and strides.
+"""The codec of tensors: their bytes out of band, for every dtype, device and stride.
 
-The one file of the data plane that imports torch, and only when a process holds a tensor or receives one.
+No other file of the data plane imports torch; this one does when the process holds or receives a tensor.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-# The checks of `send_tensor` and `recv_tensor`: tensors that are more, or less, than their bytes are refused.
+# The checks for `send_tensor` and `recv_tensor` refuse tensors that their bytes, dtype and shape do not fully describe.
 
 
-# Kinds whose names, as in `float32`, torch has as well.
+# Kinds of numpy dtypes that torch names alike, for example `float32`.
 _NUMBERS = frozenset("biufc")
-# Types that a package adds, as ml_dtypes does `bfloat16`: only their names tell them apart.
+# `isbuiltin` of dtypes that a package adds, such as `bfloat16` of ml_dtypes: only their names tell them apart.
 _ADDED = 2
 
 
 @functools.lru_cache(maxsize=256)
 def dtype_words(dtype: np.dtype[Any]) -> str:
-    """Return the meaning of an array's bytes: arrays whose dtypes have the same description can exchange bytes.
+    """Return a description of a dtype: arrays whose dtypes have the same description can exchange bytes.
 
-    The name that torch gives it where the numbers are in this machine's byte order, as in `float32`, else with the
-    order before it, as in `>float32`. Structured dtypes name every field, its place and the whole size.
+    For numbers it is torch's name (`float32`), preceded by the byte order if that is not the machine's (`>float32`).
+    Structured dtypes list every field, its offset in bytes, and the size of the whole.
     """
     fields: Any = dtype.fields
     if fields is not None:
@@ -46,7 +46,7 @@ def dtype_words(dtype: np.dtype[Any]) -> str:
         return f"{shape} of {dtype_words(base)}"
     if dtype.kind in _NUMBERS or dtype.isbuiltin == _ADDED:
         return dtype.name if dtype.isnative else f"{dtype.byteorder}{dtype.name}"
-    # With the length of text, and the unit of time.
+    # The string includes the length of text and the unit of time.
     return dtype.str
 
 
@@ -54,10 +54,10 @@ _USE_SEND = "use `send`, and `recv` on the other side"
 
 
 def check_tensor(tensor: torch.Tensor, operation: str) -> None:
-    """Check that a tensor is no more than its dtype, its shape and its bytes.
+    """Check that dtype, shape and bytes fully describe a tensor.
 
     Raises:
-        PayloadError: it is sparse, nested, quantized, or on no device.
+        PayloadError: it is sparse, nested, quantized, or on the device `meta`.
     """
     torch: Any = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -97,10 +97,10 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def check_array(array: np.ndarray[Any, Any], operation: str) -> None:
-    """Check that an array is no more than its dtype, its shape and its bytes.
+    """Check that dtype, shape and bytes fully describe an array.
 
     Raises:
-        PayloadError: it holds references, or a mask.
+        PayloadError: it holds object references, or has a mask.
     """
     numpy: Any = sys.modules["numpy"]
     if array.dtype.hasobject:
@@ -112,11 +112,11 @@ def check_array(array: np.ndarray[Any, Any], operation: str) -> None:
 
 
 def check_separate(shape: Sequence[int], strides: Sequence[int], width: int = 1) -> None:
-    """Check that the elements of a buffer do not share memory; contiguous ones never do.
+    """Check that the elements of a buffer do not share memory; those of contiguous buffers never do.
 
     Args:
         strides: the distance from one element to the next in each dimension.
-        width: the width of one element, in the unit of the strides.
+        width: the size of one element, in the unit of the strides.
 
     Raises:
         PayloadError: elements share memory.
@@ -132,7 +132,7 @@ def check_separate(shape: Sequence[int], strides: Sequence[int], width: int = 1)
 def share_memory(shape: Sequence[int], strides: Sequence[int], width: int = 1) -> bool:
     """Return whether elements may share memory: whether some stride is less than the span of the smaller strides.
 
-    Dimensions that interlock without meeting, which no slice or transposition makes, count as shared.
+    Dimensions that interleave without overlap also count as shared; no slice or transposition makes them.
     """
     if 0 in shape:
         return False
@@ -145,7 +145,7 @@ def share_memory(shape: Sequence[int], strides: Sequence[int], width: int = 1) -
 
 
 class TensorPart(Part):
-    """The bytes of a tensor, in C order. `copy` replaces the copy of those that are so in host memory already."""
+    """The bytes of a tensor, in C order. `copy`, if given, copies a tensor that is contiguous in host memory."""
 
     def __init__(self, tensor: torch.Tensor, copy: Callable[[torch.Tensor], object] | None = None) -> None:
         check_memory(tensor)
@@ -157,7 +157,7 @@ class TensorPart(Part):
         tensor = self._tensor
         if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
-        # The part holds the tensor, and the user of the view holds the part.
+        # The view does not keep the tensor alive: its user holds this part, and the part holds the tensor.
         return memoryview((ctypes.c_ubyte * self.nbytes).from_address(tensor.data_ptr())).cast("B")
 
     def copy_into(self, target: memoryview) -> None:
@@ -174,19 +174,19 @@ class TensorPart(Part):
         if ready is not None and self._copy is not None:
             self._copy(there)
         else:
-            # From an accelerator, too: this is the one way off it.
+            # This also copies from an accelerator.
             there.copy_(tensor)
 
 
 class CustomCopy:
-    """A tensor to send that a function of its sender copies, which can so read it while it is in the processor's cache.
+    """A tensor to send with a copy function of the sender, which can use it while it is in the processor's cache.
 
-    It arrives as a plain tensor. Bytes that need no copy in host memory, such as those on their way to another host,
-    leave without a call.
+    It arrives as a plain tensor. `copy` is not called if the bytes need no copy in host memory, for example on their
+    way to another host.
 
     Args:
         tensor: the tensor.
-        copy: copies the whole of it into a tensor of the same shape and dtype. It may be called once for each host.
+        copy: copies the whole tensor into one of the same shape and dtype. It may be called once for each host.
     """
 
     def __init__(self, tensor: torch.Tensor, copy: Callable[[torch.Tensor], object]) -> None:
@@ -194,21 +194,23 @@ class CustomCopy:
         self.copy = copy
 
 
-class TorchPickler(pickle.Pickler):
-    """Pickles with every dense tensor taken out of band."""
+class TensorReducer:
+    """The part of a pickler that takes every dense tensor out of band.
 
-    def __init__(self, stream: io.BytesIO, parts: list[Part]) -> None:
-        # A closure over lists, not a bound method: a cycle through the pickler would keep the tensors alive.
-        placeholders: dict[int, Part] = {}
+    It does not refer to the pickler: a cycle would keep the tensors alive.
+    """
 
-        def add(buffer: pickle.PickleBuffer) -> None:
-            part = placeholders.pop(id(buffer), None)
-            parts.append(HostPart(buffer.raw()) if part is None else part)
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._placeholders: dict[int, Part] = {}
 
-        super().__init__(stream, protocol=5, buffer_callback=add)
-        self._placeholders = placeholders
+    def keep(self, buffer: pickle.PickleBuffer) -> None:
+        """Add the bytes of a buffer to the parts; the pickler's `buffer_callback`."""
+        part = self._placeholders.pop(id(buffer), None)
+        self._parts.append(HostPart(buffer.raw()) if part is None else part)
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reduce(self, obj: Any) -> Any:
+        """Return how to rebuild a tensor, or `NotImplemented`; the pickler's `reducer_override`."""
         import torch
 
         custom: CustomCopy | None = obj if type(obj) is CustomCopy else None
@@ -220,23 +222,35 @@ class TorchPickler(pickle.Pickler):
         dense = obj.layout is torch.strided and not obj.is_quantized and obj.device.type != "meta"
         if not dense or kind not in (torch.Tensor, torch.nn.Parameter):
             return NotImplemented
-        # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
+        # For a writable placeholder the stream says only "the next buffer", which may be any object when unpickled.
         placeholder = pickle.PickleBuffer(bytearray())
         self._placeholders[id(placeholder)] = TensorPart(obj, None if custom is None else custom.copy)
         device = (obj.device.type, obj.device.index)
         arguments = (placeholder, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), device)
+        reduced: tuple[Any, ...] = (rebuild_tensor, arguments)
         if kind is torch.nn.Parameter:
-            return rebuild_parameter, (*arguments, obj.requires_grad)
-        return rebuild_tensor, arguments
+            reduced = (rebuild_parameter, (*arguments, obj.requires_grad))
+        return (*reduced, vars(obj), None, None, set_attributes) if vars(obj) else reduced
+
+
+class TorchPickler(pickle.Pickler):
+    """A pickler with a `TensorReducer`."""
+
+    def __init__(self, stream: io.BytesIO, tensors: TensorReducer) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=tensors.keep)
+        self._tensors = tensors
+
+    def reducer_override(self, obj: Any) -> Any:
+        return self._tensors.reduce(obj)
 
 
 def rebuild_tensor(
     buffer: Any, dtype: str, shape: tuple[int, ...], device: tuple[str, int | None]
 ) -> torch.Tensor | np.ndarray[Any, Any]:
-    """Return the tensor whose bytes are `buffer`, on a device of this process; a numpy array where torch is missing.
+    """Return the tensor with the bytes `buffer`, on a device of this process; a numpy array if torch is missing.
 
     Raises:
-        PayloadError: there is no torch, and numpy has no such dtype.
+        PayloadError: torch is missing, and so is numpy or its dtype of this name.
     """
     try:
         import torch
@@ -254,14 +268,19 @@ def rebuild_tensor(
 def rebuild_parameter(
     buffer: Any, dtype: str, shape: tuple[int, ...], device: tuple[str, int | None], requires_grad: bool
 ) -> object:
-    """Return a parameter of a module, see `rebuild_tensor`."""
+    """Return a `torch.nn.Parameter`, see `rebuild_tensor`."""
     data = rebuild_tensor(buffer, dtype, shape, device)
     torch = sys.modules.get("torch")
     return data if torch is None else torch.nn.Parameter(data, requires_grad)
 
 
+def set_attributes(tensor: object, attributes: dict[str, Any]) -> None:
+    """Set the attributes that a program gave to a tensor before it was sent."""
+    vars(tensor).update(attributes)
+
+
 def _local_device(torch: Any, kind: str, index: int | None) -> torch.device:
-    """Return the device of the same number where there is one, else the current one, else the host.
+    """Return the device of this index if it exists, else the current device of its kind, else the CPU.
 
     Each process may see its own accelerator as number 0.
     """
@@ -282,7 +301,7 @@ def _rebuild_array(buffer: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarra
         kind = np.dtype(dtype)
     except TypeError:
         kind = None
-    # Packages add dtypes to numpy by name: what arrives does not depend on what this process has imported.
+    # Refuse dtypes that packages add to numpy: the result must not depend on what this process has imported.
     if kind is None or kind.isbuiltin != 1:
         raise PayloadError(
             f"a tensor of dtype `{dtype}` arrived, but `{sys.executable}` has no torch, and numpy has no such dtype",
@@ -295,20 +314,21 @@ class TensorTarget:
     """A buffer that `recv_tensor` fills: a torch tensor or a numpy array.
 
     Attributes:
-        dtype: what its bytes mean, see `dtype_words`; the same in torch and numpy.
+        dtype: the description of its dtype, see `dtype_words`; the same in torch and numpy.
     """
 
     def __init__(self, buffer: torch.Tensor | np.ndarray[Any, Any]) -> None:
         """Take a buffer.
 
         Raises:
-            PayloadError: it is neither, or cannot be filled: read-only, without memory, or its elements share it.
+            PayloadError: it is no tensor or array, or cannot be filled: it is read-only, has no memory of its own, or
+                its elements share memory.
         """
         self.buffer = buffer
         self._tensor = _as_tensor(buffer)
         self.nbytes: int
         self.dtype: str
-        # Whether received bytes can be copied there as they are, into one piece of host memory.
+        # Whether the buffer is contiguous in host memory, so that received bytes can be copied there unchanged.
         self._plain: bool
         if self._tensor is not None:
             tensor = self._tensor
@@ -333,7 +353,7 @@ class TensorTarget:
                 )
             if not self._plain:
                 check_separate(array.shape, array.strides, array.itemsize)
-            # Some subclasses, as `numpy.matrix`, have no flat bytes.
+            # Some subclasses, such as `numpy.matrix`, cannot be flattened to one dimension.
             self._array = array.view(numpy.ndarray)
             self.nbytes = array.nbytes
             self.dtype = dtype_words(array.dtype)
@@ -343,7 +363,7 @@ class TensorTarget:
         return describe(self.dtype, self.shape)
 
     def view(self) -> memoryview | None:
-        """Return the memory to fill if it is contiguous and on the host, else None."""
+        """Return the memory to fill if it is contiguous in host memory, else None."""
         if not self._plain:
             return None
         if self._tensor is not None:
@@ -361,7 +381,7 @@ class TensorTarget:
             import torch
 
             flat = torch.frombuffer(source, dtype=self._tensor.dtype)
-            # A tensor that was made in inference mode can only be changed in it.
+            # A tensor made in inference mode can only be changed in inference mode.
             with torch.no_grad(), torch.inference_mode(self._tensor.is_inference()):
                 self._tensor.detach().copy_(flat.view(self.shape))
         else:
@@ -372,10 +392,10 @@ class TensorTarget:
 
 
 def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any]) -> tuple[bytes, Part]:
-    """Return the header and the bytes of one tensor for `send_tensor`.
+    """Return dtype and shape as text, and the bytes, of one tensor for `send_tensor`.
 
     Raises:
-        PayloadError: it is neither a tensor nor an array, or not just its bytes: sparse, quantized, of objects.
+        PayloadError: it is neither a tensor nor an array, or is sparse, quantized, or of objects.
     """
     ours = _as_tensor(tensor)
     if ours is not None:
@@ -393,13 +413,13 @@ def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any]) -> tuple[bytes, Pa
 
 
 def _as_tensor(obj: object) -> torch.Tensor | None:
-    """Return `obj` if it is a tensor; a process that has not imported torch has none."""
+    """Return `obj` if it is a tensor, else None; a process that has not imported torch has no tensors."""
     module = sys.modules.get("torch")
     return cast("torch.Tensor", obj) if module is not None and isinstance(obj, module.Tensor) else None
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    # Elements may be empty text, which has no bytes to look at.
+    # Elements may be empty text, of zero bytes, which cannot be viewed as `uint8`.
     return memoryview(cast("Any", array.reshape(-1).view("uint8"))) if array.nbytes else memoryview(b"")
 
 

@@ -1,4 +1,4 @@
-"""The backlog: what has arrived and was not received yet. While there is too much, reading stops."""
+"""The backlog: the messages that arrived and were not received yet. While there are too many, reading pauses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 
-# Seconds between two looks at what no event reports, such as a connection that another thread has shut.
+# Seconds between two checks for changes that no event reports, such as a connection that another thread has shut.
 _SLICE = 1.0
 
 
 class _Pause:
-    """A thread that reads nothing until no more than `nbytes` wait to be received, or it is to look again."""
+    """A reading thread that pauses until at most `nbytes` wait to be received, or `look` wakes it."""
 
     def __init__(self, connection: Connection, nbytes: int) -> None:
         self.connection = connection
@@ -28,11 +28,11 @@ def _limit(pause: _Pause) -> int:
 
 
 class Backlog:
-    """The undelivered messages of an endpoint: how many of each connection, and the bytes of all, with those of bodies
-    that are being read.
+    """The undelivered messages of an endpoint: their number per connection, and the bytes of all of them and of the
+    bodies that are being read.
 
-    A thread that reads waits here while they are too many, so that the kernel's buffers fill and the sender waits. With
-    hundreds of them, only those whose limit a taken message crosses are woken.
+    While there are too many, reading threads wait here, so that the kernel's buffers fill and the senders wait. There
+    may be hundreds of waiting threads: a taken message wakes only those whose limit it crosses.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -41,20 +41,20 @@ class Backlog:
         self._most_bytes = settings.inbox_bytes
         self._lock = threading.Lock()
         self._bytes = 0
-        # By their limits, ascending.
+        # In ascending order of their limits.
         self._pauses: list[_Pause] = []
 
     def add(self, received: ReceivedMessage, connection: Connection, reserved: int = 0) -> None:
-        """Count a message that waits for a receive, of which the `reserved` bytes are counted already.
+        """Count a message that waits for a receive; `reserved` of its bytes are counted already.
 
-        It may be taken before that: what matters is the sum.
+        `taken` may come before this call: only the sum matters.
         """
         with self._lock:
             connection.backlog += 1
             self._bytes += received.nbytes - reserved
 
     def taken(self, received: ReceivedMessage) -> None:
-        """Record that a message that waited was taken."""
+        """Record that a receive took a waiting message."""
         connection = received.connection
         if connection is None:
             return
@@ -71,7 +71,7 @@ class Backlog:
         return bool(self._pauses)
 
     def stir(self, incarnation: str | None = None) -> None:
-        """Have the threads that read from an endpoint, or from any, look again."""
+        """Wake the waiting threads that read from an endpoint, or from any, so that they check again."""
         if not self._pauses:
             return
         with self._lock:
@@ -79,15 +79,15 @@ class Backlog:
         _wake([one for one in pauses if incarnation in (None, one.connection.peer.incarnation)])
 
     def wait_for_room(self, connection: Connection, awaited: Callable[[], bool]) -> None:
-        """Wait, once it is full, until half of it is free; whatever is there, an awaited message is read."""
+        """If the backlog is full, wait until half of it is free, or a message is `awaited` from the connection."""
         if connection.backlog > self._most_messages or self._bytes > self._most_bytes:
             half = (self._most_bytes - 1) // 2
             self._wait(connection, half, lambda: connection.backlog <= self._half_of_messages, awaited)
 
     def reserve(self, connection: Connection, size: int, awaited: Callable[[], bool]) -> None:
-        """Count the bytes of a body before it is read, once it fits, is all there is, or is awaited.
+        """Wait until a body fits, the backlog is empty, or the body is `awaited`; then count the body's bytes.
 
-        So many bodies that are read at once take no more memory than one after the other.
+        Counting before reading means that bodies read at the same time stay within the limit together.
         """
         limit = max(0, self._most_bytes - size)
 
@@ -103,13 +103,13 @@ class Backlog:
                 self._bytes += size
 
     def free(self, size: int) -> None:
-        """Count the bytes of a body no more, which was given to a receive or will not be read."""
+        """Subtract the bytes of a body that was given to a receive or will not be read."""
         with self._lock:
             crossed = self._subtract(size)
         _wake(crossed)
 
     def _subtract(self, size: int) -> list[_Pause]:
-        """Subtract bytes; return the threads whose limit that crosses. The caller holds the lock."""
+        """Subtract bytes; return the paused threads whose limit is crossed. The caller holds the lock."""
         before, self._bytes = self._bytes, self._bytes - size
         start = bisect_left(self._pauses, self._bytes, key=_limit)
         return self._pauses[start : bisect_left(self._pauses, before, start, key=_limit)]
@@ -117,13 +117,13 @@ class Backlog:
     def _wait(
         self, connection: Connection, nbytes: int, is_short: Callable[[], bool], awaited: Callable[[], bool]
     ) -> bool:
-        """Wait; return whether there is room, and not whether the connection is closed or a message awaited."""
+        """Wait; return True once there is room, False if the connection is closed or a message is awaited."""
         pause = _Pause(connection, nbytes)
-        # Before the look: what happens after it wakes this thread.
+        # Registered before the first check, so that a change after the check wakes this thread.
         with self._lock:
             insort(self._pauses, pause, key=_limit)
         try:
-            # Without the lock: there may be hundreds who look.
+            # Checked without the lock, since hundreds of threads may check.
             while not connection.closed:
                 if self._bytes <= nbytes and is_short():
                     return True

@@ -1,4 +1,4 @@
-"""Passing on what has arrived, as a channel does: without a copy where both sides share memory."""
+"""Forwarding of received messages, as a channel does: without a copy where both sides share memory."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.sender import Sender, shared_body
 from rlinf_core.collective.work import Work
 
-# Released leases are removed whenever the table has grown by about this many.
+# The table of leases is swept when it reaches this size plus twice its size after the previous sweep.
 _SWEEP_AT = 4096
 
 
-# The flags of a message that still hold when it is forwarded.
+# The flags of a message that remain valid when it is forwarded.
 _LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
 
 
 class Forwarder:
-    """The part of an endpoint that sends received messages on.
+    """The part of an endpoint that forwards received messages.
 
-    A message that is lent belongs to the peer once `release_lent` is called; until then it can be forwarded again. Of
-    one that is not lent the peer gets a copy. The leases of those that were handed over, and that are not released yet,
-    are kept here: if their holder dies, this process releases them.
+    A lent message belongs to the peer once `release_lent` is called; until then it can be forwarded again. A message
+    that is not lent reaches the peer as a copy. The forwarder keeps the leases that were handed over and not released
+    yet: if their holder dies, this process releases them.
     """
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        # The value of the bytes of leases that were forwarded here, which distinguishes them from those of others.
+        # The state that marks the leases forwarded by this process, as opposed to those forwarded by other processes.
         self._mark = random.randint(LeaseState.FIRST_MARK, 255)
         self._lock = threading.Lock()
-        # By segment and index, which are reused: the latest receiver holds the lease.
+        # By segment and lease index. An index is reused: the entry of the latest receiver replaces earlier ones.
         self._held: dict[tuple[int, int], tuple[BlockLease, Connection]] = {}
         self._departed: set[Connection] = set()
         self._sweep_at = _SWEEP_AT
@@ -52,9 +52,9 @@ class Forwarder:
         key: bytes = b"",
         to: str | None = None,
     ) -> None:
-        """Forward a received message in the background; one that is lent without a copy where both share memory.
+        """Forward a received message in the background; a lent one without a copy where both sides share memory.
 
-        Where it is `to` an endpoint that was relaunched, `work` fails.
+        If the endpoint `to` was relaunched, `work` fails.
         """
         self._sender.check_open()
         frame = received.frame
@@ -96,15 +96,15 @@ class Forwarder:
                 self._sweep()
 
     def lost(self, connection: Connection) -> None:
-        """Release what the other side of a connection that ended holds, once that process is dead."""
+        """Release the leases held by the peer of an ended connection, once its process is dead."""
         with self._lock:
             self._departed.add(connection)
         self.collect()
 
     def collect(self) -> None:
-        """Release what dead processes held; a process that merely disconnected may still use it."""
+        """Release the leases of dead processes; a process that only disconnected may still use its leases."""
         with self._lock:
-            # Released leases keep their owner's memory mapped for nothing.
+            # A released lease in the table keeps its owner's memory mapped needlessly.
             self._sweep()
             if not self._departed:
                 return
@@ -117,7 +117,7 @@ class Forwarder:
             self._departed = (self._departed & still_held) - dead
 
     def outstanding(self) -> bool:
-        """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
+        """Return whether a receiver still holds memory that this process must release if the receiver dies."""
         with self._lock:
             self._sweep()
             return bool(self._held)
@@ -127,7 +127,7 @@ class Forwarder:
         self._sweep_at = 2 * len(self._held) + _SWEEP_AT
 
     def _pass_on(self, received: ReceivedMessage, connection: Connection, lend: bool) -> EncodedBody | None:
-        """Return the encoded body of a received message where it needs no copy, else None."""
+        """Return the encoded body of a received message if it needs no copy, else None."""
         frame, lease = received.frame, received.lease
         if lease is None and frame.body_size <= self._sender.limit:
             buffers: list[Bytes] = [received.body()] if frame.body_size else []
@@ -145,7 +145,7 @@ class Forwarder:
         body: EncodedBody,
         work: Work[object] | None,
     ) -> bool:
-        """Mark the lease as the other side's before the frame is sent, since that may release it at once."""
+        """Write the frame; first mark the lease as forwarded, since the peer may release it at once."""
         lease = received.lease if body.place is not None else None
         if lease is not None:
             lease.forward(self._mark)

@@ -1,8 +1,8 @@
-"""The two directions between one local address and one remote address, each ordered by itself.
+"""The message stream between one local and one remote address; each of its two directions has its own order.
 
 Incoming messages and posted receives are matched in the order in which each was issued. Outgoing messages leave in the
-order of issue, sent by the calling thread where it may block, else by a thread of the stream that lives while there
-is something to send.
+order of issue. The calling thread sends them if it may block, else a thread of the stream, which lives while there
+are messages to send.
 """
 
 from __future__ import annotations
@@ -20,33 +20,32 @@ from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError
 
 _DRAIN_SLICE = 0.005
-# Unraised mismatches kept for each peer. Each is logged as well.
+# The most unraised mismatches kept for each stream. Each is logged as well.
 _MISMATCHES_KEPT = 64
 RELAUNCHED = "it was relaunched"
 
 
 class StaleMessageError(Exception):
-    """A message of a predecessor of its peer, which nobody may receive any more."""
+    """An error for a message from a peer's predecessor, which may no longer be received."""
 
 
 class PeerStream:
     """The stream of messages between two addresses, in both directions.
 
-    Its inbox matches the messages of the peer with the receives that are posted for them; its outbox sends messages in
-    the order of issue.
+    Its inbox matches the messages of the peer with posted receives; its outbox sends messages in the order of issue.
 
     Attributes:
-        connection: what it sends through, once there is one.
-        ended: the connection whose loss was told.
-        routed: the connection that knows `route`.
-        sequence: counts the messages sent.
-        unacknowledged: the operations whose messages no receive has taken yet, by sequence, with what each message was
-            sent through: None within this process.
-        incarnation: the endpoint of the peer.
-        former: the endpoints of the peer's predecessors, whose messages may still be on their way.
-        binding: held while `connection`, `incarnation` and `former` change, and until others have heard of it.
-        resolver: finds the peer; None where it was the peer that came to us.
-        busy: whether its thread sends.
+        connection: the connection that it sends through; None before the first.
+        ended: the connection whose loss was last reported to the callbacks.
+        routed: the connection whose peer knows `route`.
+        sequence: the number of messages sent.
+        unacknowledged: the operations whose messages no receive has taken yet, by sequence, each with the connection
+            of its message: None within this process.
+        incarnation: the incarnation of the peer's endpoint; None if unknown.
+        former: the incarnations of the peer's predecessors, whose messages may still arrive.
+        binding: the lock held while `connection`, `incarnation` and `former` change and the callbacks are called.
+        resolver: finds the peer's endpoint; None if the peer connected to this process.
+        busy: whether the stream's own thread runs.
     """
 
     def __init__(self, me: str, peer: str) -> None:
@@ -65,24 +64,24 @@ class PeerStream:
         self._inbox_lock = threading.Lock()
         self._arrived: deque[ReceivedMessage] = deque()
         self._posted: deque[PostedReceive] = deque()
-        # Those whose bodies are read straight into their buffers.
+        # The receives whose bodies are being read straight into their buffers.
         self._claimed: list[PostedReceive] = []
         self._order = threading.Lock()
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
         self.busy = False
         self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
-        # The mismatches of messages up to this one are nobody's any more.
+        # Mismatches of messages up to this sequence number are ignored.
         self._disregarded = 0
 
     def is_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
-        """Return whether a receive, or one of the `waiting` sends, needs what comes through a connection."""
+        """Return whether a receive, or one of the `waiting` sends, needs messages that come through a connection."""
         if self.incarnation != connection.peer.incarnation:
             return False
         return bool(self.posted()) or any(work in waiting for work in self.unacknowledged_works())
 
     def open_works(self) -> list[Work[object]]:
-        """Return the operations that the peer's death ends."""
+        """Return the open operations, which fail if the peer dies."""
         waiting: list[Work[object]] = list(self.posted())
         waiting.extend(posted for posted in list(self._claimed) if not posted.given_up)
         waiting.extend(self.unacknowledged_works())
@@ -92,13 +91,13 @@ class PeerStream:
     # The inbox
 
     def deliver(self, received: ReceivedMessage) -> PostedReceive | None:
-        """Add a message; return the receive that takes it instead, if one waits.
+        """Return the receive that waits for this message; if there is none, keep the message and return None.
 
         Raises:
-            StaleMessageError: it is of a predecessor of the peer.
+            StaleMessageError: the message is from a predecessor of the peer.
         """
         with self._inbox_lock:
-            # Here, and not before: a successor that is met later clears the inbox.
+            # Checked under the lock: if a successor connects later, it clears the inbox.
             if received.connection is not None and received.connection.peer.incarnation in self.former:
                 raise StaleMessageError
             self._drop_settled()
@@ -108,17 +107,17 @@ class PeerStream:
             return None
 
     def post(self, posted: PostedReceive) -> ReceivedMessage | None:
-        """Add a receive; return the message that it takes instead, if one has arrived."""
+        """Return the message that has arrived for this receive; if there is none, keep the receive and return None."""
         with self._inbox_lock:
             if self._arrived:
                 return self._arrived.popleft()
-            # Of who looks again and again, each with a short deadline, only the last one is kept.
+            # A caller that polls with short deadlines leaves many expired receives: keep only the last.
             self._drop_settled()
             self._posted.append(posted)
             return None
 
     def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> PostedReceive | None:
-        """Take the next receive, if the body can be read straight into its buffer; `let_go` must follow.
+        """Take the next receive if the body can be read straight into its buffer; `let_go` or `put_back` must follow.
 
         Args:
             incarnation: the endpoint that sends the body.
@@ -141,13 +140,13 @@ class PeerStream:
             return None
 
     def let_go(self, posted: PostedReceive) -> memoryview | None:
-        """Forget a claimed receive, whose body is complete; return that where the receive was given up."""
+        """Forget a claimed receive whose body is complete; return the body if the receive was given up, else None."""
         with self._inbox_lock:
             self._claimed.remove(posted)
             return posted.let_go()
 
     def put_back(self, posted: PostedReceive) -> ReceivedMessage | None:
-        """Forget a claimed receive whose body broke off: it waits again, as the first one.
+        """Release a claimed receive whose body broke off: unless it was given up, it waits again, ahead of all others.
 
         Return the message that it takes instead, if one has arrived.
         """
@@ -162,7 +161,7 @@ class PeerStream:
             return None
 
     def clear_inbox(self) -> list[ReceivedMessage]:
-        """Remove the unread messages, which are of a predecessor of the peer, and return them."""
+        """Remove and return the unread messages, which a predecessor of the peer sent."""
         with self._inbox_lock:
             stale = list(self._arrived)
             self._arrived.clear()
@@ -184,7 +183,7 @@ class PeerStream:
     # The outbox
 
     def run(self, job: Callable[[], object], work: Work[object]) -> None:
-        """Run `job` in its turn and return when it is done; raise what it raised."""
+        """Run `job` in its turn and return when it is done; raises the error of `job`."""
         if not self.busy and self._order.acquire(blocking=False):
             try:
                 if not self._jobs:
@@ -196,7 +195,7 @@ class PeerStream:
         work.wait()
 
     def run_at_once(self, job: Callable[[], bool]) -> bool:
-        """Run `job` if it is its turn now and it need not wait; return whether it was done."""
+        """Run `job` if it is its turn now; return whether it ran and returned True, that is, did not have to wait."""
         if self.busy or not self._order.acquire(blocking=False):
             return False
         try:
@@ -205,7 +204,7 @@ class PeerStream:
             self._order.release()
 
     def start(self, at_once: Callable[[], bool], later: Callable[[], object], work: Work[object]) -> None:
-        """Run `at_once` as `run_at_once` does, else queue `later`; `work` carries what they raise, and finishes."""
+        """Run `at_once` with `run_at_once`, or queue `later` if it was not done; settle `work` with the outcome."""
         try:
             done = self.run_at_once(at_once)
         except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
@@ -217,7 +216,7 @@ class PeerStream:
             self.queue(later, work)
 
     def queue(self, job: Callable[[], object], work: Work[object]) -> None:
-        """Run `job` in its turn in the stream's own thread; `work` carries what it raises, and finishes with it."""
+        """Run `job` in its turn in the stream's own thread, and settle `work` with its outcome."""
         with self._jobs_lock:
             self._jobs.append((job, work))
             if self.busy:
@@ -230,7 +229,7 @@ class PeerStream:
             return [work for _, work in self._jobs]
 
     def drain(self, seconds: float) -> bool:
-        """Wait until the jobs under way are done, at most that many seconds."""
+        """Wait until the queued jobs are done, at most `seconds`; return whether they are."""
         deadline = time.monotonic() + seconds
         while self.busy and time.monotonic() < deadline:
             time.sleep(_DRAIN_SLICE)
@@ -240,7 +239,7 @@ class PeerStream:
         return [work for work, _ in self.unacknowledged.copy().values()]
 
     def take_unacknowledged(self, is_over: Callable[[Connection], bool]) -> list[Work[object]]:
-        """Remove the operations whose messages went through a connection that is over; return them."""
+        """Remove and return the operations whose messages went through a connection for which `is_over` is true."""
         works: list[Work[object]] = []
         for sequence, (work, connection) in self.unacknowledged.copy().items():
             over = connection is not None and is_over(connection)
@@ -249,10 +248,10 @@ class PeerStream:
         return works
 
     def acknowledged(self, sequence: int, error: MismatchError | None) -> None:
-        """Record the peer's answer to a message: that a receive took it, or why it fitted none.
+        """Record the peer's reply to a message: that a receive took it, or why it did not fit.
 
-        A mismatch fails the operation that sent the message. Where that has returned it is kept for `take_mismatches`:
-        an operation that comes after it is sound and must not fail in its place.
+        A mismatch fails the operation that sent the message. If that operation has returned, the mismatch is kept for
+        `take_mismatches`: a later, valid operation must not fail in its place.
         """
         work, _ = self.unacknowledged.get(sequence, (None, None))
         if error is None:
@@ -267,13 +266,12 @@ class PeerStream:
         self.unacknowledged.pop(sequence, None)
 
     def take_mismatches(self) -> list[MismatchError]:
-        """Return the mismatches that the peer reported and that no operation raised, oldest first; forget them."""
-        mismatches = list(self._mismatches)
-        self._mismatches.clear()
-        return mismatches
+        """Return and forget the mismatches that the peer reported and that no operation raised, oldest first."""
+        # One by one: the reading thread may add another meanwhile.
+        return [self._mismatches.popleft() for _ in range(len(self._mismatches))]
 
     def disregard_mismatches(self) -> None:
-        """Forget the mismatches of what was sent until now, also those that the peer reports later."""
+        """Forget the mismatches of all messages sent so far, including those that the peer reports later."""
         self._disregarded = self.sequence
         self._mismatches.clear()
 

@@ -1,4 +1,4 @@
-"""The streams of one endpoint: the connection that each leaves through, and what ends with a connection or a peer."""
+"""The streams of one endpoint: their connections, and the failure of operations when a connection or peer is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, PeerNotFoundError, WorkerDiedError
 
 _log = logging.getLogger(__name__)
-# (peer, what happened to the connection) -> the error that its operations raise.
+# (peer, why the connection ended) -> the error that operations with the peer raise.
 Explain = Callable[[str, str], Exception]
 
 
@@ -45,7 +45,7 @@ class PeerStreams:
         self._backlog = backlog
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, str], PeerStream] = {}
-        # By the endpoint of the peer.
+        # By the incarnation of the peer's endpoint.
         self._with: dict[str, list[PeerStream]] = {}
         self._lost_callbacks: list[Callable[[str, str], None]] = []
 
@@ -61,16 +61,16 @@ class PeerStreams:
             return list(self._streams.values())
 
     def with_peer_of(self, connection: Connection) -> list[PeerStream]:
-        """Return the streams with addresses of the endpoint at the other end of a connection."""
+        """Return the streams to addresses of the endpoint at the other end of a connection."""
         with self._lock:
             return list(self._with.get(connection.peer.incarnation, ()))
 
     def are_awaited_through(self, connection: Connection, waiting: Container[Work[Any]]) -> bool:
-        """Return whether any stream is, see `PeerStream.is_awaited_through`."""
+        """Return whether any stream awaits a message through a connection, see `PeerStream.is_awaited_through`."""
         return any(stream.is_awaited_through(connection, waiting) for stream in self.with_peer_of(connection))
 
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
-        """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
+        """Call `callback(address, reason)` when the process of a peer is gone; `callback` must not block."""
         self._lost_callbacks.append(callback)
 
     def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:
@@ -94,7 +94,7 @@ class PeerStreams:
                 raise self.explain(stream.peer, error.why or error.message) from error
             why = f"{error.message}: {error.why}" if error.why else error.message
             if deadline == work.deadline:
-                # It was given less time than a connection may take.
+                # The operation's own timeout is shorter than the connection timeout.
                 raise CommunicationTimeoutError(work.title, work.seconds, picture=why) from error
             raise PeerNotFoundError(
                 stream.peer,
@@ -104,31 +104,31 @@ class PeerStreams:
                 " more seconds by RLINF_CONNECT_TIMEOUT where they are very busy",
             ) from error
         self.bind(stream, connection)
-        # The thread that reads may have bound the one that the peer dialed: all messages leave through one.
+        # The reading thread may have bound a connection that the peer dialed: all messages must use the same one.
         bound = stream.connection
         return bound if bound is not None and bound.usable else connection
 
     def bind(self, stream: PeerStream, connection: Connection) -> None:
         incarnation = connection.peer.incarnation
-        # Who connects and who reads meet a successor at once: the second must not drop what came after the first.
+        # A connecting and a reading thread may both find a successor: the second must not drop its messages.
         with stream.binding:
             if incarnation in stream.former:
                 return
             current = stream.connection
             if stream.incarnation is not None and stream.incarnation != incarnation:
                 if connection.hung_up() and current is not None and not current.hung_up():
-                    # The first words of a dead process may be read after those of its successor.
+                    # The first message of a dead process may be read after that of its successor.
                     stream.former.add(incarnation)
                     return
                 self._end_predecessor(stream, stream.incarnation)
             if stream.incarnation != incarnation:
                 self._index(stream, incarnation)
-            # What is sent through one that was replaced, and whose end is not read yet, would be lost.
+            # Messages sent through a replaced connection, whose end is not read yet, would be lost.
             if current is None or not current.usable or current.peer.incarnation != incarnation:
                 stream.connection = connection
 
     def _end_predecessor(self, stream: PeerStream, incarnation: str) -> None:
-        """Drop what a relaunched peer sent before, and fail what was sent to it: the end of its connection will not."""
+        """Drop the messages of a relaunched peer's predecessor, and fail the sends to it: `lost` no longer does."""
         stream.former.add(incarnation)
         stale = stream.clear_inbox()
         for received in stale:
@@ -150,16 +150,16 @@ class PeerStreams:
                     self._with[stream.incarnation] = rest
             self._with.setdefault(incarnation, []).append(stream)
             stream.incarnation = incarnation
-        # A receive of this stream may wait for what its connection brings.
+        # A receive of this stream may wait for a message of the connection, so paused reading must resume.
         self._backlog.stir(incarnation)
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """Fail what was sent through a connection that is over, and where its peer has no other, all that awaits it."""
+        """Fail the sends through a lost connection, and all operations with its peer if that has no other one."""
         for stream in self.with_peer_of(connection):
             with stream.binding:
                 works = stream.take_unacknowledged(lambda one: one is connection)
                 if stream.connection is connection:
-                    # That one's end is told after this one's.
+                    # If the peer has another connection, its loss is reported when that one ends.
                     present = self._connections.get(connection.peer.incarnation)
                     if present is not None:
                         stream.connection = present
@@ -174,15 +174,15 @@ class PeerStreams:
             callback(stream.peer, reason)
 
     def sent(self, stream: PeerStream, sequence: int, work: Work[None], connection: Connection) -> None:
-        """Record a message that is about to be sent, and whose acknowledgement is wanted."""
+        """Record a message that is about to be sent and is to be acknowledged."""
         stream.unacknowledged[sequence] = work, connection
-        # Somebody may wait for it already.
+        # A caller may wait for the acknowledgement already.
         self._backlog.stir(connection.peer.incarnation)
         if connection.peer.incarnation in stream.former:
             self._fail_later(stream, stream.take_unacknowledged(lambda one: one is connection), RELAUNCHED)
 
     def look_for_acknowledgement(self, work: Work[Any]) -> None:
-        """Wake the threads that may bring an acknowledgement that a caller now waits for."""
+        """Wake the paused reading threads that may receive the acknowledgement that a caller now waits for."""
         if not self._backlog.holds_back:
             return
         for stream in self.all():
@@ -198,8 +198,5 @@ class PeerStreams:
             self.explain_later(stream.peer, reason, fail)
 
     def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
-        """Call `then` with the error for a lost peer, in its own thread: the explanation may take a moment.
-
-        Everything that ends because a peer was lost ends here: the thread that notices the loss reads for everybody.
-        """
+        """Call `then` with the error for a lost peer, in a new thread: `explain` would block the reading thread."""
         threading.Thread(target=lambda: then(self.explain(peer, reason)), name="rlinf-lost-peer", daemon=True).start()

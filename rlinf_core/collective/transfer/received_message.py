@@ -1,4 +1,4 @@
-"""Received messages that are not decoded yet, and the receives that are posted for them."""
+"""Received messages that are not decoded yet, and posted receives."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ReceivedMessage:
     Attributes:
         frame: the message's frame.
         lease: the lease of its body, where that lies in shared memory.
-        nbytes: the bytes that it takes of this process's own memory.
-        reserved: bytes of its body that the backlog counts, until it has arrived.
+        nbytes: the bytes of this process's private memory that it takes.
+        reserved: the bytes of its body that the backlog counts before the message is delivered.
         connection: the connection that it came through; None within a process.
     """
 
@@ -44,7 +44,7 @@ class ReceivedMessage:
     def parts(self, *, keep: bool) -> list[memoryview]:
         """Return the bytes of each part.
 
-        With `keep` they stay valid and writable; without, only until `release`.
+        With `keep` they stay valid and writable; without, they are valid only until `release`.
         """
         frame = self.frame
         if not frame.sizes:
@@ -57,7 +57,7 @@ class ReceivedMessage:
         """Return the object that was sent.
 
         Raises:
-            PayloadError: it cannot be rebuilt in this process; the message is consumed either way.
+            PayloadError: the object cannot be rebuilt in this process; the message is consumed either way.
         """
         try:
             buffers: list[memoryview] = self.parts(keep=True)
@@ -83,12 +83,12 @@ class ReceivedMessage:
             lease.release()
 
     def take_lease(self) -> BlockLease | None:
-        """Return the lease, which is the caller's from now on."""
+        """Return the lease, which the caller owns from now on."""
         lease, self.lease = self.lease, None
         return lease
 
     def body(self) -> memoryview:
-        """Return the whole body, until `release`."""
+        """Return the whole body, valid until `release`."""
         return self._whole(keep=False)
 
     def _whole(self, keep: bool) -> memoryview:
@@ -98,7 +98,7 @@ class ReceivedMessage:
         if not keep:
             return lease.peek()
         if lease.segment.crowded() and not lease.private:
-            # A receiver that keeps what it receives must not fill the sender's memory.
+            # A receiver that keeps received objects must not exhaust the sender's memory.
             copy = private_memory(lease.size)
             copy_bytes(copy, lease.peek())
             lease.release()
@@ -107,15 +107,16 @@ class ReceivedMessage:
 
 
 class PostedReceive(Work[object]):
-    """A receive that was issued; `buffer` is what `recv_tensor` fills, or None for `recv`.
+    """A receive that was issued.
 
-    It decodes a `ReceivedMessage`, or None where the connection wrote the body straight into that buffer.
+    It decodes a `ReceivedMessage`, or None if the connection read the body straight into `buffer`.
 
-    It may be given up while a body is read there. From then on the buffer is its owner's alone: what it holds of the
-    body is copied, and the rest is read after that copy, so that the message is whole for the next receive.
+    It may be given up while a body is read there. Then the bytes read so far are copied and the rest is read into that
+    copy: the caller has the buffer back, and the message stays whole for the next receive.
 
     Attributes:
-        given_up: whether the body that is read for it goes into memory of its own.
+        buffer: the buffer that `recv_tensor` fills; None for `recv`.
+        given_up: whether it failed while a body was read for it, which then goes into other memory.
     """
 
     __slots__ = ("_failing", "_filled", "_lock", "_memory", "buffer", "given_up")
@@ -141,31 +142,31 @@ class PostedReceive(Work[object]):
         self.buffer = target
         self.given_up = False
         self._failing = False
-        # Where a body is read to, and how much of it is there.
+        # The memory that a body is read into, and the bytes read so far.
         self._memory: memoryview | None = None
         self._filled = 0
-        # Between who reads into the buffer and who fails the receive: the first one decides.
+        # Serializes the thread that reads into the buffer and a thread that fails the receive.
         self._lock = threading.Lock()
 
     def claim(self, memory: memoryview) -> bool:
-        """Have a body read into its buffer, this memory, until `let_go`; return False where it has failed."""
+        """Record that a body is read into `memory` (its buffer) until `let_go`; return False if the receive failed."""
         with self._lock:
             if not self._failing:
                 self._memory, self._filled = memory, 0
             return not self._failing
 
     def let_go(self) -> memoryview | None:
-        """End the reading; return the body where it is a message of its own, and None where the receive has it."""
+        """End the reading; return the body if the receive was given up, else None."""
         memory, self._memory = self._memory, None
         return memory if self.given_up else None
 
     @property
     def complete(self) -> bool:
-        """Whether the whole body is there."""
+        """Whether the whole body has been read."""
         return self.buffer is not None and self._filled == self.buffer.nbytes
 
     def read(self, read_now: Callable[[memoryview], int]) -> int:
-        """Have `read_now` fill what is missing, as far as it can without waiting; return the number of bytes.
+        """Fill the missing part with `read_now`, as far as possible without waiting; return the number of bytes.
 
         Raises:
             MemoryError: the receive was given up, and there was no memory for the body.
@@ -180,7 +181,7 @@ class PostedReceive(Work[object]):
 
     def fail(self, error: BaseException) -> bool:
         with self._lock:
-            # Who hears of the failure has its buffer back. A body that is complete arrives at this moment.
+            # The caller gets its buffer back with the failure. If the body is complete, the receive succeeds instead.
             if self._memory is not None and not self.given_up:
                 if self.complete:
                     return False
@@ -191,7 +192,7 @@ class PostedReceive(Work[object]):
 
 
 def _copy(memory: memoryview, filled: int) -> memoryview:
-    """Return memory of the same size with the part that is filled; nothing where there is none."""
+    """Return new memory of the same size with a copy of the filled part; empty memory if there is none left."""
     try:
         copy = private_memory(memory.nbytes)
     except (MemoryError, OSError):

@@ -1,4 +1,4 @@
-"""The receiving half of an endpoint: from a connection to the receive or the service that a message is for."""
+"""The receiving half of an endpoint: passes messages from connections to receives and services."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from rlinf_core.collective.arena import Arena, BlockLease, SharedSegment
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameKind
-from rlinf_core.collective.messages.payload import private_memory
+from rlinf_core.collective.messages.frame import PIECE, Flag, Frame, FrameError, FrameKind
+from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream, StaleMessageError
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
@@ -22,12 +22,12 @@ from rlinf_core.errors import MismatchError, RuntimeFailure
 _log = logging.getLogger(__name__)
 _MESSAGE = int(FrameKind.MESSAGE)
 
-# A service: it loads, forwards or releases what was received; answers go through the stream.
+# The handler of a service: it loads, forwards or releases a message; it replies through the stream.
 Handler = Callable[[PeerStream, ReceivedMessage], None]
 
 
 class Receiver:
-    """The receiver: reads connections, each in a thread of its own, and passes messages to receives and services.
+    """A receiver that reads connections, one thread each, and passes their messages to receives and services.
 
     Args:
         lost: called when a connection is over, with the reason.
@@ -49,18 +49,18 @@ class Receiver:
         self._backlog = backlog
         self._lost = lost
         self._handlers: dict[int, Handler] = {}
-        # By connection: the routes that the other side named.
+        # By connection: the streams of the routes that the peer announced.
         self._routes: dict[Connection, dict[int, PeerStream]] = {}
 
     def serve(self, tag: int, handler: Handler) -> None:
         """Pass messages with this tag (from 1) to `handler` as they arrive, in the reading thread: it must not block.
 
-        They arrive in order for each stream. The handler owns the message that it gets.
+        Messages of one stream arrive in order. The handler owns the message that it gets.
         """
         self._handlers[tag] = handler
 
     def post(self, stream: PeerStream, posted: PostedReceive) -> bool:
-        """Issue a receive; return whether a message was there for it."""
+        """Issue a receive; return whether a message had already arrived for it."""
         received = stream.post(posted)
         if received is None:
             if stream.incarnation is not None:
@@ -70,7 +70,7 @@ class Receiver:
         return True
 
     def _take(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> None:
-        """Give a message that waited to a receive."""
+        """Give a waiting message to a receive."""
         self._backlog.taken(received)
         if not self._match(stream, posted, received):
             received.release()
@@ -78,11 +78,11 @@ class Receiver:
     # Reading
 
     def read(self, connection: Connection) -> None:
-        """Receive what comes through a connection until its end; in a thread of its own."""
+        """Read a connection until its end; runs in the connection's own thread."""
         try:
             self._read_to_end(connection)
         finally:
-            # Also where the loss cannot be told, as where no thread can be started for that.
+            # Also if reporting the loss fails, for example because no thread can be started.
             self._routes.pop(connection, None)
             connection.close()
 
@@ -90,13 +90,13 @@ class Receiver:
         if connection.former:
             self._backlog.stir(connection.peer.incarnation)
         for former in connection.former:
-            # What its peer sent before. It ends by itself: nothing more is sent there, and whatever is left is read.
+            # Earlier messages come first. The wait ends, since a replaced connection is read to its end.
             former.drained.wait()
         connection.former = ()
         try:
             while True:
                 self._read_frame(connection)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the connection is over
+        except Exception as error:  # noqa: BLE001 - any error ends the connection
             if not isinstance(error, EOFError | OSError | RuntimeFailure):
                 _log.exception("what a connection brought could not be handled")
             self._lost(connection, connection.reason_of(error))
@@ -105,6 +105,9 @@ class Receiver:
         frame = connection.reader.read()
         if frame.flags & Flag.TENSOR:
             _check_tensor(frame)
+            if frame.flags & Flag.GROWING:
+                self._read_growing(connection, frame)
+                return
         if frame.flags & Flag.SHARED or not frame.body_size:
             self.arrived(connection, frame)
             return
@@ -112,21 +115,50 @@ class Receiver:
         if posted is None:
             received = self._read_body(connection, frame)
         else:
-            body = self._read_into(posted, connection, frame)
-            if body is None:
+            received = self._read_into(posted, connection, frame, connection.reader.read_now)
+            if received is None:
                 return
-            received = ReceivedMessage(frame, body)
         try:
             self.arrived(connection, frame, received)
         finally:
             self._backlog.free(received.reserved)
 
+    def _read_growing(self, connection: Connection, frame: Frame) -> None:
+        """Read a body that its sender still fills: copy each piece into the buffer of a waiting receive, if any."""
+        reader, (size,) = connection.reader, frame.sizes
+        lease = _lease(connection, frame)
+        received = ReceivedMessage(frame, lease=lease)
+        announced = memoryview(bytearray(-(-size // PIECE)))
+
+        def copy_next(rest: memoryview) -> int:
+            if not reader.read_now(announced[:1]):
+                return 0
+            start = size - rest.nbytes
+            piece = lease.peek()[start : min(size, start + PIECE)]
+            copy_bytes(rest, piece)
+            return piece.nbytes
+
+        try:
+            posted = self._claim(connection, frame)
+            if posted is None:
+                reader.read_body(announced, self._waits.operations.moved)
+            else:
+                copy = self._read_into(posted, connection, frame, copy_next)
+                received.release()
+                if copy is None:
+                    return
+                received = copy
+        except Exception:
+            received.release()
+            raise
+        self.arrived(connection, frame, received)
+
     def _claim(self, connection: Connection, frame: Frame) -> PostedReceive | None:
-        """Return the receive into whose buffer the body is read, if any."""
-        if frame.tag or not frame.flags & Flag.TENSOR or frame.body_size <= self._inline_limit:
+        """Return the receive into whose buffer the body can be read, or None."""
+        if frame.tag or not frame.flags & Flag.TENSOR or frame.sizes[0] <= self._inline_limit:
             return None
         stream = self._stream(connection, frame)
-        return stream.claim(frame.body_size, frame.head.decode(), connection.peer.incarnation)
+        return stream.claim(frame.sizes[0], frame.head.decode(), connection.peer.incarnation)
 
     def _read_body(self, connection: Connection, frame: Frame) -> ReceivedMessage:
         memory, received = self._place(connection, frame)
@@ -138,31 +170,33 @@ class Receiver:
             raise
         return received
 
-    def _read_into(self, posted: PostedReceive, connection: Connection, frame: Frame) -> memoryview | None:
-        """Read a body into the buffer of a receive; return it where that was given up meanwhile."""
+    def _read_into(
+        self, posted: PostedReceive, connection: Connection, frame: Frame, read_now: Callable[[memoryview], int]
+    ) -> ReceivedMessage | None:
+        """Read a body into the buffer of a receive; return its message if the receive was given up meanwhile."""
         reader, stream = connection.reader, self._stream(connection, frame)
         try:
             while not posted.complete:
-                if posted.read(reader.read_now):
+                if posted.read(read_now):
                     self._waits.operations.moved()
                 else:
                     reader.await_bytes()
         except Exception:
-            # The loss of the peer ends the receive, if it is that. Else the next message is for it.
+            # If the peer is lost, that fails the receive. If not, the receive takes the next message.
             received = stream.put_back(posted)
             if received is not None:
                 self._take(stream, posted, received)
             raise
         if not posted.given_up:
             posted.arrive(None)
-        # Only now: until then, who fails the receive learns here that its message has come.
+        # After `arrive`: until then `PostedReceive.fail` needs the claim, to see that the body is complete.
         body = stream.let_go(posted)
         if body is None and frame.flags & Flag.ACKNOWLEDGE:
             self._acknowledge(stream, frame, None, connection)
-        return body
+        return None if body is None else ReceivedMessage(frame, body)
 
     def _place(self, connection: Connection, frame: Frame) -> tuple[memoryview, ReceivedMessage]:
-        """Return the memory for the body of an arriving frame, and its message; wait while there is none."""
+        """Return the memory for the body of an arriving frame, and its message; may wait for room in the backlog."""
         size = frame.body_size
         if size <= self._inline_limit:
             memory = memoryview(bytearray(size))
@@ -171,7 +205,7 @@ class Receiver:
         if block is not None:
             return block.memory(), ReceivedMessage(frame, lease=block.lease())
         if frame.tag:
-            # A service bounds what it gets, and somebody may wait for its answer.
+            # Services bound the messages that they get, and a caller may wait for the reply.
             memory = private_memory(size)
             return memory, ReceivedMessage(frame, memory)
         self._backlog.reserve(connection, size, lambda: self._is_awaited(connection))
@@ -185,18 +219,18 @@ class Receiver:
         return memory, received
 
     def _is_awaited(self, connection: Connection) -> bool:
-        """Return whether an operation waits for what comes through a connection.
+        """Return whether an operation waits for a message that comes through a connection.
 
-        Then reading continues despite a full backlog: messages come in order, and what is awaited lies after those
-        that fill it. Until the operation ends or times out, its peer decides how much memory they take. What is left in
-        a connection that was replaced comes before what the new one brings.
+        If so, reading continues despite a full backlog, since the awaited message comes after those that fill it. Until
+        the operation ends, its peer decides how much memory they take. A replaced connection counts as awaited, because
+        its remaining messages come before those of the new one.
         """
         return connection.replaced or self._streams.are_awaited_through(connection, self._waits.waiting())
 
     # What arrives
 
     def arrived(self, connection: Connection, frame: Frame, received: ReceivedMessage | None = None) -> None:
-        """Handle a complete frame; blocks while too much waits to be received."""
+        """Handle a complete frame; blocks while the backlog is full."""
         if frame.kind == _MESSAGE:
             self._message(connection, frame, received)
         elif frame.kind == FrameKind.ROUTE:
@@ -211,7 +245,7 @@ class Receiver:
             raise FrameError(f"the other side sent a frame of kind {frame.kind}")
 
     def deliver_here(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Deliver a message of this process to itself."""
+        """Deliver a message to an address in this process."""
         there = self._streams.of(stream.peer, stream.me)
         if received.frame.tag:
             self._serve(there, received)
@@ -219,7 +253,7 @@ class Receiver:
             self._give(there, received)
 
     def _give(self, stream: PeerStream, received: ReceivedMessage) -> bool:
-        """Give a message to the receive whose turn it is; return False where none has arrived, and it waits for one."""
+        """Give a message to the next receive; if there is none, keep the message for one and return False."""
         while (posted := stream.deliver(received)) is not None:
             if self._match(stream, posted, received):
                 return True
@@ -242,7 +276,7 @@ class Receiver:
             if self._give(stream, received):
                 return
         except StaleMessageError:
-            # A process that was stopped reads what a dead one sent after its successor's first words.
+            # A process that was stopped may read the messages of a dead peer after the first of the peer's successor.
             received.release()
             return
         reserved, received.reserved = received.reserved, 0
@@ -250,14 +284,14 @@ class Receiver:
         self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
 
     def _match(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> bool:
-        """Give a message to a receive, if it fits, and say so to its sender.
+        """Give a message to a receive, or fail the receive if they do not fit, and notify the sender.
 
-        Return False where the receive was failed at this moment: then the message is the next one's.
+        Return False if the receive failed meanwhile: then the message is for the next receive.
         """
         try:
             mismatch = find_mismatch(posted, received, f"{stream.peer} -> {stream.me}")
         except Exception as error:
-            # No other list has it any more.
+            # The receive is in no list any more, so nothing else would fail it.
             posted.fail(error)
             received.release()
             raise
@@ -277,7 +311,7 @@ class Receiver:
             _settle(self._streams.of(stream.peer, stream.me), frame.sequence, *words)
             return
         kind = FrameKind.ACCEPTED if mismatch is None else FrameKind.REFUSED
-        # As the sender names the two: its own address first.
+        # In the sender's order: its own address first.
         head = json.dumps([stream.peer, stream.me, *words]).encode()
         connection.post(Frame(kind, sequence=frame.sequence, head=head).pack())
 
@@ -292,7 +326,7 @@ class Receiver:
             return
         try:
             handler(stream, received)
-        except Exception:  # noqa: BLE001 - who reads serves everybody: a fault in one service must not end the others
+        except Exception:  # noqa: BLE001 - a fault in one service must not end the thread that reads for all
             _log.exception("service %d failed on a message from `%s`", frame.tag, stream.peer)
 
     def _name_route(self, connection: Connection, frame: Frame) -> None:
@@ -316,16 +350,16 @@ def _settle(stream: PeerStream, sequence: int, sent: str | None, expected: str |
     error = None
     if sent is not None and expected is not None:
         error = MismatchError(sent, expected, where=f"{stream.me} -> {stream.peer}")
-        # Its text only: a kept record would keep the error's traceback, and with that whatever was received.
+        # Log only its text: a kept record would keep the error's traceback, and with it received messages.
         _log.warning("%s", str(error))
     stream.acknowledged(sequence, error)
 
 
 def _check_tensor(frame: Frame) -> None:
-    """Check what a tensor's frame says of itself, before a receive is taken for it.
+    """Check a tensor's frame before a receive is taken for it.
 
     Raises:
-        FrameError: it contradicts itself.
+        FrameError: the frame contradicts itself.
     """
     try:
         frame.head.decode()
@@ -352,7 +386,7 @@ def _lease(connection: Connection, frame: Frame) -> BlockLease:
         if segment is None:
             segment = SharedSegment(fd, place.segment, event, owns_event=True)
         else:
-            # Two frames carried it before the sender knew that the first had arrived.
+            # Two frames carried the segment's descriptors, since the sender did not know that the first had arrived.
             os.close(fd)
             if event is not None:
                 os.close(event)

@@ -1,15 +1,15 @@
-"""The sending half of an endpoint: from a message to a frame on the right connection."""
+"""The sending half of an endpoint: encodes messages as frames and writes them to the right connection."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from rlinf_core.collective.arena import Arena, ArenaBlock, BlockLease, spill
+from rlinf_core.collective.arena import LOCAL, Arena, ArenaBlock, BlockLease, spill
 from rlinf_core.collective.connections.connection import Connection, ConnectionLostError
 from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind, SharedPlace, pack_message
+from rlinf_core.collective.messages.frame import PIECE, Flag, Frame, FrameKind, SharedPlace, pack_message
 from rlinf_core.collective.messages.message import (
     Bytes,
     EncodedBody,
@@ -17,7 +17,7 @@ from rlinf_core.collective.messages.message import (
     inline_body,
     stream_body,
 )
-from rlinf_core.collective.messages.payload import private_memory
+from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
@@ -26,12 +26,12 @@ from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 
 
 def shared_body(lease: BlockLease, undo: Callable[[], None] = lambda: None) -> EncodedBody:
-    """Return a body that lies in shared memory, for the holder of a lease of it."""
+    """Return a body in shared memory, for the peer that is to hold the lease."""
     segment = lease.segment
     place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
     if segment.orphaned or segment.release_event is None:
         return EncodedBody(Flag.SHARED | Flag.ONE_SHOT, place, fds=(segment.fd,), undo=undo)
-    # Who keeps it for further messages signals each release.
+    # The receiver keeps the segment for further messages, and signals each release by the event.
     return EncodedBody(Flag.SHARED, place, fds=(segment.fd, segment.release_event), undo=undo)
 
 
@@ -41,9 +41,9 @@ _LOOK_AGAIN = 0.1
 
 
 class Sender:
-    """The sender of messages, in the calling thread where it may block, else in the stream's own.
+    """The sender of messages, in the calling thread if it may block, else in the stream's own thread.
 
-    Bodies for processes of this host lie in shared memory: one copy in, and a place of a few bytes in the frame.
+    Bodies for processes of this host are copied once, into shared memory; the frame holds only their place.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Sender:
         hand_over: Callable[[PeerStream, ReceivedMessage], None],
         check_open: Callable[[], None],
     ) -> None:
-        """Make a sender; `hand_over` delivers within this process, and `check_open` raises if nothing may be sent."""
+        """Make a sender; `hand_over` delivers within this process, and `check_open` raises if sending is forbidden."""
         self._settings = settings
         self._arena = arena
         self._waits = waits
@@ -66,10 +66,10 @@ class Sender:
         self.limit = settings.inline_limit
 
     def send(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        """Send, and return when the message's memory may be changed, which may be before it is received.
+        """Send, and return when the message's memory may be changed, which may be before the message is received.
 
         Raises:
-            Exception: what `work` fails with: a deadline, a dead peer, an injected failure.
+            Exception: the failure of `work`: a timeout, a dead peer, or a failure injected by another thread.
         """
         self.check_open()
         if stream.run_at_once(lambda: self.transmit(stream, message, None)):
@@ -86,15 +86,15 @@ class Sender:
         )
 
     def broadcast(self, streams: Sequence[PeerStream], message: Message, works: Sequence[Work[object]]) -> None:
-        """Send one message to several peers: those on this host share one copy of the body.
+        """Send one message to several peers; those on this host share one copy of the body.
 
-        Each stream's outcome is that of its work; returns when the message's memory may be changed.
+        Each work has the outcome of its stream. Returns when the message's memory may be changed, or at the deadline.
         """
         self.check_open()
         sharers: list[tuple[PeerStream, Work[object], Connection]] = []
         for stream, work in zip(streams, works, strict=True):
             connection = self._connection_or_fail(stream, work) if message.body_size > self.limit else None
-            # Two members in one process share its mapping, so the second gets its own copy.
+            # Two members in one process would share one mapping, so the second gets its own copy.
             shared_already = any(connection is other for _, _, other in sharers)
             if connection is not None and connection.shares_memory and not shared_already:
                 sharers.append((stream, work, connection))
@@ -115,10 +115,10 @@ class Sender:
         *,
         to: str | None = None,
     ) -> bool:
-        """Send a small message to a service ahead of what is queued on the stream; never blocks.
+        """Send a small message to a service, ahead of the messages queued on the stream; never blocks.
 
-        Return False when nothing was sent because nothing has gone through the stream and its present connection yet.
-        What is `to` an endpoint that was relaunched is dropped.
+        Return False, without sending, if the stream has not yet sent a message through its present connection. If the
+        endpoint `to` was relaunched, drop the message.
         """
         connection = stream.connection
         if connection is None or not connection.usable or stream.routed is not connection:
@@ -129,9 +129,9 @@ class Sender:
         return True
 
     def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
-        """Send a message whose body is fresh memory of `size` bytes that both sides keep and write.
+        """Send a message whose body is new memory of `size` bytes that both sides keep and write.
 
-        Return that memory; None where the peer shares none, as on another host: the message has no body.
+        Return that memory; None if the peer cannot share it, for example on another host: then the message has no body.
         """
         self.check_open()
         connection = self.connect(stream, work)
@@ -140,12 +140,12 @@ class Sender:
             self.send(stream, message, work)
             return None
         message.sizes = (size,)
-        # Its own segment is freed with its last reference.
+        # Needs no undo: the block's segment is freed with its last reference.
         body = shared_body(block.lease())
         stream.run(lambda: self._write_or_undo(stream, connection, message, body, work), work)
         return block.memory()
 
-    # One message at its turn. Without `work` it is sent only if that needs no wait.
+    # Sending one message when it is its turn. Without `work`, a message is sent only if that needs no wait.
 
     def transmit(self, stream: PeerStream, message: Message, work: Work[object] | None) -> bool:
         """Send a message; return whether it was sent."""
@@ -158,7 +158,7 @@ class Sender:
         return body is not None and self._write_or_undo(stream, connection, message, body, work)
 
     def _encode(self, message: Message, connection: Connection, work: Work[object] | None) -> EncodedBody | None:
-        """Return the body of a message; None where there is no room for it now, and no `work` says how long to wait.
+        """Return the body of a message; None if it must wait for room or for the network and there is no `work`.
 
         Raises:
             CommunicationTimeoutError: no room became free in time.
@@ -168,14 +168,45 @@ class Sender:
             return inline_body(message)
         if not connection.shares_memory:
             return None if work is None else stream_body(message)
-        # Copying gigabytes takes seconds in which no other progress is visible.
+        # Copying gigabytes takes seconds without other visible progress.
         self._waits.operations.moved()
+        source = message.parts[0].view() if message.flags & Flag.TENSOR and size >= 2 * PIECE else None
+        if source is not None:
+            # Announcing its pieces may block.
+            return None if work is None else self._growing_body(source, connection.peer.incarnation, work)
         owners = (connection.peer.incarnation,)
         block = self._arena.try_allocate(size, owners) if work is None else self._room(size, owners, work)
         if block is None:
             return None
         self._fill(block, message)
         return shared_body(block.lease(), lambda: self._arena.cancel(block))
+
+    def _growing_body(self, source: memoryview, owner: str, work: Work[object]) -> EncodedBody:
+        """Return a body that is filled once its frame has left, so that its receiver copies it out meanwhile.
+
+        Two copies at a time, on two cores, take little longer than one. The sender does not wait for the receiver.
+        """
+        block = self._room(source.nbytes, (owner, LOCAL), work)
+        leases = list(block.leases)
+
+        def fill() -> Iterator[bytes]:
+            # The receiver has its lease now. The other one keeps the block until it is filled, even if that one ends.
+            del leases[0]
+            for start in range(0, source.nbytes, PIECE):
+                copy_bytes(block.memory()[start:], source[start : start + PIECE])
+                self._waits.operations.moved()
+                yield b"\0"
+            undo()
+
+        def undo() -> None:
+            if leases:
+                self._arena.cancel(block, *leases)
+                leases.clear()
+
+        body = shared_body(block.lease(), undo)
+        body.flags |= Flag.GROWING
+        body.pieces = fill()
+        return body
 
     def _fill(self, block: ArenaBlock, message: Message) -> None:
         try:
@@ -185,9 +216,10 @@ class Sender:
             raise
 
     def _room(self, size: int, owners: Sequence[str], work: Work[object]) -> ArenaBlock:
-        """Return a block with a lease for each owner; after a wait for room, one in a segment of its own.
+        """Return a block with a lease for each owner; if the arena stays full, a block in a segment of its own.
 
-        So a slow receiver throttles its sender, and two senders that wait for each other's room still make progress.
+        The wait lets a slow receiver throttle its sender; the extra segment lets two processes that wait for each other
+        make progress.
         """
         block = self._arena.try_allocate(size, owners)
         if block is not None:
@@ -241,11 +273,11 @@ class Sender:
                     return False
             else:
                 buffers: list[Bytes] = [data, *body.buffers]
-                connection.write([b"".join(buffers)] if body.size <= _JOIN else buffers, fds, work)
+                connection.write([b"".join(buffers)] if body.size <= _JOIN else buffers, fds, work, body.pieces)
         except ConnectionLostError as error:
             stream.unacknowledged.pop(stream.sequence + 1, None)
             if work is None:
-                # The explanation may take a moment, which who sends without a wait does not have.
+                # Explaining the loss may block, which a caller without `work` must not.
                 return False
             raise self._streams.explain(stream.peer, str(error)) from error
         stream.sequence += 1
@@ -268,7 +300,7 @@ class Sender:
     def _frame(
         self, stream: PeerStream, connection: Connection, message: Message, body: EncodedBody
     ) -> tuple[bytes, Sequence[int]]:
-        """Return the bytes of the frame, and of the one that names its route where that is new."""
+        """Return the frame's bytes, after those of a frame that names a new route, and the descriptors to pass."""
         opening = b""
         if stream.routed is not connection:
             stream.route = connection.next_route()

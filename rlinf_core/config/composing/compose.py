@@ -21,15 +21,18 @@ from rlinf_core.config.tree import (
     Path,
     ScalarNode,
     SequenceNode,
+    find,
     first_line,
     merge,
 )
 from rlinf_core.suggest import did_you_mean
 
 EXTENDS: Final = "extends"
-# Real chains have a handful of files; a much longer one is a mistake, or an attack on the stack.
+# Real chains have a handful of files; a much longer one is a mistake, or an attempt to exhaust the stack.
 MAX_CHAIN: Final = 32
 _SHOWN: Final = 8
+# The codes of values that could not be read, and so are not judged further.
+_UNREAD: Final = frozenset({"undefined-alias", "recursive-alias", "unknown-tag", "tag-mismatch"})
 ANOTHER_FILE: Final = "name another file, or write a space after each `:`"
 
 
@@ -48,7 +51,7 @@ def compose(
         overrides: arguments of the command line.
         diagnostics: receives the findings. A faulty value stays unchanged for later stages.
         environ: the environment for `${env:NAME}`.
-        without_recipe: the only section in use of a file without the key `recipe`; by default all.
+        without_recipe: the only section used of a file without the key `recipe`; by default all sections.
 
     Returns:
         None if a file could not be read.
@@ -58,11 +61,13 @@ def compose(
     if read is None:
         return None
     tree, sources = read
+    reported = (finding.path for finding in diagnostics if finding.code in _UNREAD)
+    unread = frozenset(path for path in reported if isinstance(find(tree, path), ScalarNode))
     if arguments is not None:
         tree = apply_overrides(tree, parsed, diagnostics)
         sources = (*sources, arguments)
-    # A reference needs a `$`, which only an escape can hide. Most files have neither and need no resolver.
-    composed = Composed(tree, sources)
+    # A reference contains a `$`, which YAML can also write as an escape. Most files have neither and need no resolver.
+    composed = Composed(tree, sources, unread)
     if not any("$" in source.text or "\\" in source.text for source in sources):
         return composed
     return interpolate(composed, diagnostics, environ, only=None if tree.entry("recipe") else without_recipe)
@@ -94,7 +99,7 @@ class _Loader:
     def __init__(self, diagnostics: Diagnostics, main: SourceText) -> None:
         self.diagnostics = diagnostics
         self.sources = [main]
-        # The real paths of the chain of files being read, each extending the next.
+        # The real paths of the files being read; each file extends the next.
         self.chain: list[str] = []
         self.done: dict[str, MappingNode | None] = {}
 
@@ -116,7 +121,7 @@ class _Loader:
         value = entry.value
         items: list[tuple[Node, Path]] = [(value, (EXTENDS,))]
         if isinstance(value, SequenceNode):
-            items = [(item, (EXTENDS, index)) for index, item in enumerate(value.items)]
+            items = [(item, (EXTENDS, index)) for index, item in enumerate(value.items)] or items
         named: list[tuple[ScalarNode, Path]] = []
         for item, path in items:
             if not isinstance(item, ScalarNode) or not isinstance(item.value, str) or not item.raw or "\0" in item.raw:
@@ -195,11 +200,11 @@ class _Loader:
 
 
 def no_configuration(tree: MappingNode) -> str | None:
-    """Return why a mapping is that of some other file, such as a table of passwords; no more of it is to be shown."""
+    """Return why a mapping is no configuration but, say, a password file, quoting at most 8 characters; else None."""
     raw = next((entry.key.raw for entry in tree.entries if ":" in entry.key.raw or "=" in entry.key.raw), None)
     return None if raw is None else f"is no configuration: a key begins with `{raw[:_SHOWN]}`"
 
 
 def _folder(source: SourceText) -> str:
-    """Return the folder for bases of a source; for standard input the current folder."""
+    """Return the folder that a source's bases are relative to; for standard input the current folder."""
     return os.path.dirname(source.name) if source.kind == "file" else ""

@@ -36,8 +36,8 @@ from rlinf_core.config.tree import (
 )
 from rlinf_core.suggest import did_you_mean
 
-# Limits on what references may copy in total, in nodes and characters, and on their depth: far above any real file, far
-# below a malicious one.
+# Limits on the nodes and characters that references may copy in total, and on their depth: far above real files, and
+# low enough to stop malicious ones.
 MAX_COPIED: Final = 1_000_000
 MAX_DEPTH: Final = 120
 # Number of references that a note lists.
@@ -67,7 +67,7 @@ def interpolate(
     secret = frozenset(inner for path, node in hidden for inner, _ in scalars(node, path))
     return composed._replace(
         tree=resolved,
-        unresolved=frozenset(path for path, _ in failed),
+        unresolved=composed.unresolved.union(path for path, _ in failed),
         secret=secret,
         referred=frozenset(resolver.referred),
     )
@@ -164,10 +164,12 @@ class _Resolver:
                 continue
             use = _Use(scalar, path, piece)
             target = self._target(use, depth)
-            if target is not None and not isinstance(target, ScalarNode):
-                what = "a list" if isinstance(target, SequenceNode) else "a mapping"
+            is_null = isinstance(target, ScalarNode) and target.value is None and target.raw and not piece.variable
+            if target is not None and (is_null or not isinstance(target, ScalarNode)):
+                what = "null" if is_null else "a list" if isinstance(target, SequenceNode) else "a mapping"
+                help = 'write `""` there for an empty text' if is_null else "refer to a scalar in it"
                 message = f"`{use.text}` is {what}, which cannot be part of a text"
-                self.diagnostics.error("reference-in-text", message, use.span, use.path, "refer to a scalar in it")
+                self.diagnostics.error("reference-in-text", message, use.span, use.path, help)
                 return self._fail(scalar)
             if target is None or not self._afford(use, 1 + len(target.raw)):
                 return self._fail(scalar)
@@ -201,6 +203,9 @@ class _Resolver:
             )
             return None
         raw = text or default or ""
+        if any("\ud800" <= character <= "\udfff" for character in raw):
+            self.diagnostics.error("not-utf8", f"the variable `{name}` is not UTF-8", use.span, use.path, "correct it")
+            return None
         node = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
         self._finish(node, node)
         if is_secret(name, raw):
@@ -318,7 +323,7 @@ def _below(node: Node, segment: str | int) -> Node | None:
 
 
 def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
-    """Return the span of a part of a scalar's text; searched for if escapes or folding moved it."""
+    """Return the span of a part of a scalar's text, searched for in the file if escapes or folding moved it."""
     exact = part(scalar, start, end)
     if exact is not None:
         return exact
@@ -333,7 +338,7 @@ def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
 
 
 def _marked(node: Node, nodes: set[Node], path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Return the topmost of some nodes at and below one."""
+    """Yield the topmost members of `nodes` at or below `node`, with their paths."""
     if not nodes:
         return
     if node in nodes:

@@ -36,7 +36,8 @@ class Origin(NamedTuple):
 
     Attributes:
         span: where the value, or the reference to it, is written; None for a default.
-        is_text: whether the model read it as text, whatever it looks like.
+        is_text: whether the model read it as text, even if it looks like a number.
+        value: the value as data.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Origin(NamedTuple):
     kind: Kind
     span: Span | None = None
     is_text: bool = False
+    value: Plain = None
 
     @property
     def where(self) -> str:
@@ -55,7 +57,7 @@ class Origin(NamedTuple):
         return str(self.span)
 
 
-# Keys of a mapping are text, those of a list are the indices of its items.
+# A mapping has text keys; a list has its indices as keys.
 Nested: TypeAlias = "Origin | dict[str | int, Nested]"
 
 
@@ -78,7 +80,7 @@ def plain_data(value: object) -> Any:
 
 
 def origins(node: Node, model: object = None, path: Path = ()) -> Iterator[Origin]:
-    """Return every single value of the tree at a path (and every empty mapping and list), in its order.
+    """Yield every scalar (and every empty mapping and list) of the tree at a path, in order.
 
     With the validated model, its defaults follow the written values of the same section. Defaults are masked; written
     values are not (`secrets.mask`).
@@ -99,9 +101,9 @@ def origins(node: Node, model: object = None, path: Path = ()) -> Iterator[Origi
             below = items[index] if len(items) == len(node.items) else None
             yield from origins(item, below, (*path, index))
     else:
-        text = _leaf_text(_as_absolute(cast(Plain, to_data(node)), model))
+        value = _as_absolute(cast(Plain, to_data(node)), model)
         kind: Kind = "override" if node.span.source.kind == "overrides" else "file"
-        yield Origin(path, text, kind, node.span, _is_text(model))
+        yield Origin(path, _leaf_text(value), kind, node.span, _is_text(model), value)
 
 
 def _as_absolute(written: Plain, validated: object) -> Plain:
@@ -109,8 +111,8 @@ def _as_absolute(written: Plain, validated: object) -> Plain:
     # A list of one may be written as its only item.
     if isinstance(validated, list | tuple) and len(items := cast("Sequence[object]", validated)) == 1:
         validated = items[0]
-    if isinstance(written, str) and isinstance(validated, str) and validated == os.path.abspath(written):
-        return validated if os.path.isabs(validated) else written
+    if isinstance(written, str) and isinstance(validated, str) and os.path.isabs(validated):
+        return validated if validated == os.path.abspath(os.path.expanduser(written)) else written
     return written
 
 
@@ -159,7 +161,7 @@ def _defaults(node: MappingNode, model: BaseModel, path: Path) -> Iterator[Origi
         key = field.alias or name
         value = node.get(key)
         content = getattr(model, name)
-        # A section can be created by a rule of the model, which counts as set.
+        # Pydantic counts a section that a rule of the model created as set.
         is_given = name in model.model_fields_set and not (value is None and isinstance(content, BaseModel))
         if not is_given and (value is None or _stands_for_default(value, model, key)):
             value = cast(Plain, to_jsonable_python(content, fallback=_as_written))
@@ -171,7 +173,7 @@ def _as_written(value: object) -> str:
 
 
 def default_origins(value: Plain, path: Path = ()) -> Iterator[Origin]:
-    """Return every scalar of plain data as a default; values under secret-looking keys are masked."""
+    """Yield every scalar of plain data as a default; values under secret-looking keys are masked."""
     if isinstance(value, Mapping) and value:
         for name, item in cast("Mapping[str, Plain]", value).items():
             yield from default_origins(item, (*path, name))
@@ -180,7 +182,8 @@ def default_origins(value: Plain, path: Path = ()) -> Iterator[Origin]:
             yield from default_origins(item, (*path, index))
     else:
         secret = value not in (None, "") and any(isinstance(name, str) and is_secret(name, value) for name in path)
-        yield Origin(path, MASK if secret else mask_urls(_leaf_text(value)), "default")
+        shown = MASK if secret else mask_urls(value) if isinstance(value, str) else value
+        yield Origin(path, _leaf_text(shown), "default", value=shown)
 
 
 def _leaf_text(value: Plain) -> str:

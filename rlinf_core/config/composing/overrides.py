@@ -1,11 +1,12 @@
 """Command-line overrides: the arguments `section.key=value` and `~section.key`.
 
-The path follows `paths.py`; the value is YAML, and `key=` sets null. A mapping is merged with an existing one; other
-values replace. Missing parents are created. All arguments form one source, one per line.
+`references.parse_path` parses the path; the value is YAML, and `key=` sets null. A mapping is merged with an existing
+one; other values replace. Missing parents are created. All arguments form one source, one per line.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -34,7 +35,7 @@ _FORM: Final = "write `section.key=value`, or `~section.key` to delete"
 
 
 class Override(NamedTuple):
-    """One argument, at `span`: sets `value` at the path `steps` (offsets in the source); None deletes."""
+    """One argument, at `span`, that sets `value` at the path `steps` (offsets in the source); None deletes."""
 
     span: Span
     steps: tuple[Step, ...]
@@ -104,7 +105,7 @@ def _shown(character: str) -> str:
 
 def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | None:
     def refuse(code: str, message: str, start: int, end: int, help: str | None, path: Path = ()) -> None:
-        """Report a mistake; there is no override then."""
+        """Report a mistake; the override is then None."""
         diagnostics.error(code, message, span.part(start, end), path, help)
 
     for at, character in enumerate(argument):
@@ -117,6 +118,7 @@ def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | No
     plus = len(argument) - len(argument.lstrip("+"))
     if plus:
         help = f"write `{argument[plus:]}`: keys missing from the file can be set like any other"
+        help = help if argument[plus:] else _FORM
         return refuse("override-plus", f"`{argument[:plus]}` is not needed here", 0, plus, help)
     try:
         steps, end = parse_path(argument, int(delete), stop="=")
@@ -146,7 +148,15 @@ def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
     if not span.text.strip():
         return ScalarNode(Span(span.source, span.start, span.start), "", None)
     value = read_value(span.source, span.start, span.end, diagnostics)
-    glued = _glued_key(value) if value is not None else None
+    if value is None:
+        return None
+    lost = _lost_part(span, value)
+    if lost is not None:
+        what = "would be dropped as a comment" if lost.text[0] == "#" else "has a meaning in YAML, and would be dropped"
+        help = "quote the value inside the quotes of the shell, as in `'key=\"a #1\"'`"
+        diagnostics.error("override-value", f"`{lost.text}` {what}", lost, path, help)
+        return None
+    glued = _glued_key(value)
     if glued is None:
         return value
     name, _, text = glued.raw.partition(":")
@@ -154,6 +164,14 @@ def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
     help = f"write a space after the colon: `{name}: {text}`"
     diagnostics.error("override-value", message, glued.span, path, help)
     return None
+
+
+def _lost_part(span: Span, value: Node) -> Span | None:
+    """Return the part of an argument's value that YAML drops: a comment, or the sign of an anchor or a block text."""
+    sign = re.match(r"\s*([&|>]\S*)", span.text)
+    comment = re.compile(r"(?:^|\s)(#.*)").search(span.text, value.span.end - span.start)
+    match = sign or comment
+    return None if match is None else span.part(*match.span(1))
 
 
 def _glued_key(node: Node) -> ScalarNode | None:
@@ -195,7 +213,7 @@ def _refused(
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
-    """Return `node` (None if missing) after `depth` steps, with the override applied; None if it deletes."""
+    """Return `node`, `depth` steps down (None if missing), with the override applied; None if that deletes it."""
     if depth == len(override.steps):
         value = override.value
         return value if node is None or value is None else merge(node, value)

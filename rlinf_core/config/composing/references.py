@@ -38,7 +38,7 @@ def parse_path(text: str, start: int = 0, stop: str = "") -> tuple[tuple[Step, .
         The steps, at least one, and the offset where the path ended.
 
     Raises:
-        NotationError: there is no path, or what follows it is neither a path nor a stop.
+        NotationError: there is no path, or an invalid character follows it.
     """
     if text.startswith("[", start):
         raise NotationError("a path starts with a name, not with an index", start, start + 1)
@@ -74,7 +74,7 @@ def _name(text: str, start: int, stop: str) -> Step:
 
 
 def _quoted_name(text: str, start: int, end: int) -> Step:
-    """Return the name whose last quote is to be at `end`."""
+    """Return the quoted name from `start`, whose closing quote should be at `end`."""
     if end == len(text):
         raise NotationError("this quote is never closed", start, end)
     if text[end] == "\\":

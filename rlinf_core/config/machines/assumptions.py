@@ -1,4 +1,4 @@
-"""Assumed hardware of nodes that declare none and are not probed: `--assume a800=8`."""
+"""Assumed accelerators of nodes that are not probed: `--assume a800=8`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse_assumption(text: str) -> Assumption:
     """Read `8`, `a800=8` or `a800=8xA800`.
 
     Raises:
-        ConfigError: it has none of these forms, or exceeds what a node can have.
+        ConfigError: `text` has none of these forms, or exceeds the maximum per node.
     """
     match = _ASSUMPTION.fullmatch(text.strip())
     if match is None:
@@ -43,7 +43,7 @@ def assumed(text: str, cluster: ClusterConfig) -> Assumption:
     """Read an assumption about a cluster; see `parse_assumption`.
 
     Raises:
-        ConfigError: it is invalid, or names no group of the cluster.
+        ConfigError: the assumption is invalid or names no group of the cluster.
     """
     assumption, labels = parse_assumption(text), [group.label for group in cluster.node_groups]
     if assumption.label is not None and assumption.label not in labels:

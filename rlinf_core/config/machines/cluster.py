@@ -8,8 +8,8 @@ its index or key in `loc`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Any, ClassVar, cast
+from collections.abc import Collection, Iterator
+from typing import Annotated, Any, Final, cast
 
 from pydantic import (
     AfterValidator,
@@ -39,8 +39,9 @@ from rlinf_core.config.machines.cluster_values import (
     VariableName,
     split_names,
 )
-from rlinf_core.config.model import ConfigModel, IgnoredKeys
+from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.ranks import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
+from rlinf_core.config.tree import Path
 from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model
 from rlinf_core.scalars import Bool, Float, Int, Text, expected
 
@@ -53,7 +54,9 @@ RESERVED_LABELS = (CLUSTER_LABEL, NODE_LABEL)
 MAX_NODES = 100_000
 MAX_ACCELERATORS_PER_NODE = 1024
 
-Memory = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
+# In GiB: as bytes, more would not fit into an integer of 64 bits.
+MAX_MEMORY = 2**32
+Memory = Annotated[Float, Field(gt=0, le=MAX_MEMORY, allow_inf_nan=False)]
 
 
 class PlacementEntry(ConfigModel):
@@ -177,7 +180,10 @@ class HardwareConfig(ConfigModel):
 class SshConfig(ConfigModel):
     """Settings of the system's OpenSSH client. Unset ones are taken from `~/.ssh/config`."""
 
-    user: SshWord | None = Field(default=None, description="Login name on the nodes. Default: ssh's own choice.")
+    user: SshWord | None = Field(
+        default=None,
+        description="Login name on nodes whose host names none, as `me@trainer3` does. Default: ssh's own choice.",
+    )
     port: Annotated[Int, Field(ge=1, le=65535)] | None = Field(
         default=None, description="TCP port of sshd. Default: ssh's own choice, usually 22."
     )
@@ -192,10 +198,28 @@ class SshConfig(ConfigModel):
         description="Additional options with their ssh_config names, as in `ProxyJump: gate`.",
     )
 
+    def settings(self) -> Iterator[tuple[str, str, Path]]:
+        """Yield each setting: its option of ssh in lower case, its value, and its path in the section."""
+        for key, option in _SSH_KEYS.items():
+            if (value := getattr(self, key)) is not None:
+                yield option, str(value), (key,)
+        yield from ((name.lower(), value, ("options", name)) for name, value in self.options.items())
+
     def over(self, base: SshConfig) -> SshConfig:
-        """Return these settings over those of `base`; options are merged individually."""
-        settings = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
-        return base.model_copy(update={**settings, "options": {**base.options, **self.options}})
+        """Return these settings over those of `base`, merged option by option, whatever the case of names."""
+        own = {option for option, _, _ in self.settings()}
+        kept = {key: getattr(self if option in own else base, key) for key, option in _SSH_KEYS.items()}
+        options = {name: value for name, value in base.options.items() if name.lower() not in own}
+        return base.model_copy(update={**kept, "options": {**options, **self.options}})
+
+
+# The option of ssh that each key of `ssh` sets.
+_SSH_KEYS: Final = {
+    "user": "user",
+    "port": "port",
+    "identity_file": "identityfile",
+    "connect_timeout": "connecttimeout",
+}
 
 
 class NodeGroup(ConfigModel):
@@ -242,15 +266,6 @@ class NodeGroup(ConfigModel):
 class ClusterConfig(ConfigModel):
     """The machines of a job and the placement of its components."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("ssh",),
-            lambda cluster, sizes: not cluster.hosts and not any(group.hosts for group in cluster.node_groups),
-            "no node has a host to log in to",
-            "remove it, or write `hosts`",
-        ),
-    )
-
     num_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
         description="Number of nodes, spares included; their ranks are 0 to num_nodes-1."
     )
@@ -295,7 +310,7 @@ class ClusterConfig(ConfigModel):
 
     @property
     def num_active_nodes(self) -> int:
-        """The number of nodes that are no spares; of a file that makes all of them spares, which is refused, all."""
+        """The number of nodes that are not spares; all nodes if the file makes all of them spares, an error."""
         return self.num_nodes - self.spare_nodes if self.spare_nodes < self.num_nodes else self.num_nodes
 
     @property
@@ -323,9 +338,9 @@ def has_robots(cluster: ClusterConfig, rank: int) -> bool:
 
 
 def can_replace(cluster: ClusterConfig, spare: int, rank: int) -> bool:
-    """Return whether a spare can serve as node `rank`: one of the same groups, without robots, and not the head.
+    """Return whether a spare can serve as node `rank`: both have the same groups and no robots, and `rank` is not 0.
 
-    The driver and Ray's control service end with the head. A robot is attached to its own node.
+    The head cannot be replaced because the driver and Ray's control service end with it.
     """
     return (
         rank in range(1, cluster.num_active_nodes)
@@ -343,15 +358,15 @@ def replaceable(cluster: ClusterConfig, spare: int) -> tuple[int, ...]:
 def choose_spares(
     cluster: ClusterConfig, lost: Collection[int], spares: Collection[int], needed: Collection[int] = ()
 ) -> dict[int, int]:
-    """Return the spare that serves as each lost node; lost nodes without one are left out.
+    """Return the spare that serves as each lost node; lost nodes without a spare are left out.
 
-    Lower ranks come first on both sides: nodes of the same groups can be replaced by the same spares.
+    Lost nodes and spares are matched in ascending order, since any spare of the same groups will do.
 
     Args:
         cluster: the nodes.
         lost: ranks of nodes that do not serve.
         spares: ranks of spares that can be used.
-        needed: ranks of nodes that come before all others.
+        needed: ranks of lost nodes to replace first.
     """
     chosen: dict[int, int] = {}
     for rank in sorted(lost, key=lambda rank: (rank not in needed, rank)):

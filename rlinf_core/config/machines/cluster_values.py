@@ -16,9 +16,10 @@ from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path, name_pieces
 from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
-# Ray needs a port for each worker process besides its own ones, and starts one worker per core.
+# Ray starts one worker process per core, and needs a port for each besides its own.
 FEWEST_PORTS = 100
-_NAME_BREAKS = re.compile(r"[:,\s]")
+# Punctuation of Chinese text is refused with the ASCII signs that it is meant for.
+_NAME_BREAKS = re.compile(r"[:,：，\s]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
 _SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1, "minLength": 1}
@@ -31,7 +32,7 @@ def _name(text: str) -> str:
     if not invalid and not text.isprintable():
         raise problem("name-syntax", "a name cannot contain an invisible character", help="type it again")
     if invalid:
-        shown = {" ": "a blank"}.get(invalid[0], f"`{invalid[0]}`" if invalid[0] in ":," else "white space")
+        shown = {" ": "a blank"}.get(invalid[0], "white space" if invalid[0].isspace() else f"`{invalid[0]}`")
         message = f"a name cannot contain {shown}"
         help = "use letters, digits, `_`, `-` and `.`"
         raise problem("name-syntax", message, help=help, start=invalid.start(), end=invalid.end())
@@ -78,7 +79,7 @@ def _component_key(value: Any) -> str:
 
 
 def _variable(text: str) -> str:
-    # What shells accept, plus dots, which do occur.
+    # The names that shells accept, plus names with dots, which exist.
     if not _VARIABLE.fullmatch(text):
         guess = re.sub(r"[^A-Za-z0-9_.]", "_", text)
         help = f"did you mean `{guess}`?" if _VARIABLE.fullmatch(guess) else "write it as in `NCCL_DEBUG`"
@@ -110,7 +111,7 @@ def _env_vars(value: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _one_variable(at: Path, item: Any) -> tuple[Path, Any]:
-    """Return an item of a list of variables, a mapping with one of them, and its path."""
+    """Return the path of an item of a list of variables, and the item, which must be a mapping with one key."""
     if isinstance(item, dict):
         variables = cast("dict[Any, Any]", item)
         size = len(variables)

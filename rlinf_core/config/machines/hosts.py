@@ -18,7 +18,7 @@ MAX_HOSTS = 100_000
 _DESTINATION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+\-]*\Z", re.ASCII)
 # Text that can only be an address: numbers with dots, or several colons.
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+)+\Z|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Za-z:.%_\-]*\Z", re.ASCII)
-# `[2001:db8::7]`, as in a URL; brackets hold a range elsewhere.
+# `[2001:db8::7]`, as in a URL; other brackets hold a range.
 _BRACKETED = re.compile(r"(?P<user>[^\[\]@]*@)?\[(?P<address>[^\[\],:]*:[^\[\],]*)\](?P<port>:[0-9]+)?\Z")
 _TEXT_OR_RANGE = re.compile(r"(?P<text>[^\[\]]+)|\[[^\]]*\]")
 _PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
@@ -126,7 +126,7 @@ def _numbers(text: str, start: int, end: int, room: int) -> list[str]:
             raise NotationError(
                 f"`{piece.strip()}` runs backwards", at, at + len(piece), f"did you mean `{last}-{first}`?"
             )
-        # `[08-11]` and `[00-7]` pad to the width of the first number, as the tools that know this form do.
+        # `[08-11]` and `[00-7]` pad to the width of the first number, as in other tools with this notation.
         numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
         at += len(piece) + 1
     return numbers

@@ -12,6 +12,7 @@ from rlinf_core.config.machines.cluster import (
     MAX_NODES,
     RESERVED_LABELS,
     ClusterConfig,
+    DeclaredAccelerators,
     EnvConfig,
     NodeGroup,
 )
@@ -27,7 +28,7 @@ CLUSTER: Path = ("cluster",)
 
 
 class Site(NamedTuple):
-    """The validated `cluster` section. Paths are those of `view.tree`, which match the model's indexes."""
+    """The validated `cluster` section. Paths refer to `view.tree`, whose indexes match the model's."""
 
     cluster: ClusterConfig
     view: Validated[Any]
@@ -91,13 +92,13 @@ class Claim(NamedTuple, Generic[V, P]):
 def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Claim[V, P]]]:
     """Return pairs of claims with different values for a common node: the later one in the file, then the earlier.
 
-    `claims` are in file order. Every claim that contradicts one starting at a lower or equal node is reported, paired
-    with one of these; not every pair is.
+    `claims` are in file order. Every claim that contradicts a claim starting at a lower or equal node is in one pair
+    with such a claim; not every contradicting pair is returned.
     """
     claims = list(claims)
     position = {id(claim): index for index, claim in enumerate(claims)}
     pairs: list[tuple[Claim[V, P], Claim[V, P]]] = []
-    # Of the earlier claims only two matter: the one reaching farthest, and the farthest of those with another value.
+    # Only two earlier claims matter: the one that reaches farthest, and the farthest with another value.
     reaching: list[Claim[V, P]] = []
     for claim in sorted(claims, key=lambda claim: claim.nodes.start):
         rival = next((other for other in reaching if other.value != claim.value), None)
@@ -109,7 +110,7 @@ def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Cla
 
 
 def outside(piece: range, inside: Sequence[range]) -> range | None:
-    """Return the first numbers of `piece` missing from `inside`, merged ranges; None if there are none."""
+    """Return the first range of numbers of `piece` missing from the merged ranges `inside`, or None."""
     return next(iter(subtract((piece,), inside)), None)
 
 
@@ -186,7 +187,7 @@ def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
 
 
 def counts_from_one(site: Site) -> bool:
-    """Return whether the groups have the nodes 1 to `num_nodes`, which are 0 to `num_nodes` - 1."""
+    """Return whether the groups name the nodes 1 to `num_nodes` instead of 0 to `num_nodes` - 1."""
     named = merge_ranges(piece for _, group in site.groups() for piece in ranges_of(group.node_ranks))
     count = site.num_nodes
     return count is not None and count > 1 and named == (range(1, count + 1),)
@@ -231,26 +232,31 @@ def ranges_of(ranks: NodeRanks) -> tuple[range, ...]:
 
 
 def _accelerators(site: Site) -> None:
-    claims: list[Claim[tuple[str | None, int], Path]] = []
+    counts: list[Claim[int, tuple[Path, DeclaredAccelerators]]] = []
+    models: list[Claim[str, tuple[Path, DeclaredAccelerators]]] = []
     for path, group in site.groups():
-        declared = (*path, "accelerators")
-        if group.accelerators is None or site.damaged(declared) or site.damaged((*path, "node_ranks")):
+        own, at = group.accelerators, (*path, "accelerators")
+        if own is None or site.damaged(at) or site.damaged((*path, "node_ranks")):
             continue
-        value = (group.accelerators.model, group.accelerators.per_node)
-        claims += [Claim(piece, value, declared) for piece in group_ranges(site, group.node_ranks)]
-    for later, earlier in contradictions(claims):
+        for piece in group_ranges(site, group.node_ranks):
+            counts.append(Claim(piece, own.per_node, (at, own)))
+            if own.model is not None:
+                models.append(Claim(piece, own.model, (at, own)))
+    pairs = (*contradictions(models), *contradictions(counts))
+    for later, earlier in {later.place[0]: (later, earlier) for later, earlier in pairs}.values():
+        (at, own), (first, other) = later.place, earlier.place
         site.report(
             "accelerators-conflict",
-            f"node {common(later.nodes, earlier.nodes).start} has {_accelerator_text(later.value)} here and"
-            f" {_accelerator_text(earlier.value)} in another group",
-            later.place,
+            f"node {common(later.nodes, earlier.nodes).start} has {_accelerator_text(own)} here and"
+            f" {_accelerator_text(other)} in another group",
+            at,
             help="groups that share a node must declare the same accelerators for it",
-            related=[(site.key(earlier.place), "declared differently at")],
+            related=[(site.key(first), "declared differently at")],
         )
 
 
-def _accelerator_text(value: tuple[str | None, int]) -> str:
-    model, count = value
+def _accelerator_text(declared: DeclaredAccelerators) -> str:
+    model, count = declared.model, declared.per_node
     return f"{count} x {model}" if model else f"{count} accelerator{'' if count == 1 else 's'}"
 
 
@@ -312,7 +318,7 @@ def _overlaps(site: Site, label: str, pieces: Iterable[Claim[int, tuple[Path, No
 
 
 def variable_paths(tree: MappingNode, at: Path) -> list[Path]:
-    """Return the paths of the values of `env_vars` of the entry at `at`, in the order of the model's pairs."""
+    """Return the paths of the `env_vars` values of the entry at `at`, in the order of the model's pairs."""
     path = (*at, "env_vars")
     node = find(tree, path)
     items = [((*path, index), item) for index, item in enumerate(node.items)] if isinstance(node, SequenceNode) else []

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from rlinf_core.config.machines.cluster import NodeGroup, groups_of, has_robots, replaceable
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.rules.groups import CLUSTER, Site, group_ranges, out_of_range, outside
 from rlinf_core.config.tree import Path
 from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, RobotUnit, variable_of
 from rlinf_core.suggest import quoted
+
+# A device file, or an address of the node itself, possibly of a URL.
+_OF_A_NODE: Final = re.compile(r"(\w+://)?(/dev/|localhost\b|127\.|\[?::1(?![:0-9a-f]))")
 
 
 def check(site: Site) -> None:
@@ -26,7 +32,7 @@ def check(site: Site) -> None:
 
 
 def _nodes(site: Site, path: Path, group: NodeGroup, at: Path, unit: RobotUnit) -> None:
-    """Report nodes of a unit outside the cluster or its group; others, as of an arm's controller, may be elsewhere."""
+    """Report a unit's nodes outside the cluster, and a `node_rank` outside its group; a controller may be elsewhere."""
     nodes = None if site.damaged((*path, "node_ranks")) else group_ranges(site, group.node_ranks)
     count = site.num_nodes
     for field in ("node_rank", *type(unit).node_ranks):
@@ -54,7 +60,7 @@ def _of_one_group(site: Site, kind: str, at: Path, unit: RobotUnit, declared: di
 
 
 def _exclusive(site: Site, at: Path, unit: RobotUnit, used: dict[tuple[str, str], tuple[str, Path]]) -> None:
-    """Report values shared by two units that must be unique: the address of an arm, the serial of a camera."""
+    """Report values used twice that must be unique: the address of an arm, the serial of a camera."""
     for field in type(unit).exclusive:
         value: object = getattr(unit, field)
         several = isinstance(value, tuple | list)
@@ -64,8 +70,9 @@ def _exclusive(site: Site, at: Path, unit: RobotUnit, used: dict[tuple[str, str]
             if single is None or site.damaged(path):
                 continue
             meant = _folded(str(single))
-            if field in type(unit).variables and variable_of(meant) is not None:
-                meant = f"{meant} of node {unit.node_rank}"  # each node has its own value
+            is_variable = field in type(unit).variables and variable_of(meant) is not None
+            if is_variable or _OF_A_NODE.match(meant):
+                meant = f"{meant} of node {unit.node_rank}"  # each node has its own
             as_first, first = used.setdefault((_kind(field), meant), (field, path))
             if first != path:
                 how = f"twice as `{field}`" if as_first == field else f"as `{as_first}` and as `{field}`"
@@ -94,7 +101,7 @@ def _folded(text: str) -> str:
 
 
 def _repeated(site: Site, at: Path, unit: RobotUnit, alike: dict[tuple[Path, type[RobotUnit], str], Path]) -> None:
-    """Report a unit without anything that must be unique that its group declares twice."""
+    """Report a unit without unique values that its group declares twice."""
     if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged(at):
         return
     first = alike.setdefault((at[:-1], type(unit), unit.model_dump_json()), at)

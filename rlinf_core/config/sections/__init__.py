@@ -1,1 +1,1 @@
-"""Sections of a file that every recipe has, and shared value types."""
+"""The section types that recipes share, and shared value types."""

@@ -1,10 +1,10 @@
 """Names of models and data sets in the HuggingFace Hub, `ORG/NAME`, pinned to a commit.
 
-A name stands for a folder in the cache of huggingface_hub, on the machine that reads it: the driver decides the commit
+A name means a folder in the cache of huggingface_hub on the machine that reads it. The driver chooses the commit
 (`commit_of`), and every node finds or fetches that commit itself (`ensure_here`).
 """
 
-# huggingface_hub has types in part.
+# huggingface_hub is only partly typed.
 # pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from rlinf_core.errors import ConfigError
 Kind: TypeAlias = Literal["model", "dataset"]
 
 _WORD: Final = r"[A-Za-z0-9][\w.-]*"
-# Also as huggingface_hub writes paths, with a folder or a file of the repository: `hf://datasets/ORG/NAME/FOLDER`.
+# `ORG/NAME`, or a path as huggingface_hub writes it, with a folder or file: `hf://datasets/ORG/NAME/FOLDER`.
 _NAME: Final = re.compile(rf"(hf://(?:datasets/)?)?({_WORD}/{_WORD})(?:@({_WORD}))?(?:/([^/].*))?")
-# What is meant as a file here, whether it exists or not.
+# Suffixes of local files, which are never names of the hub, whether the file exists or not.
 _FILES: Final = (".jsonl", ".json", ".gz", ".parquet", ".csv", ".txt", ".hdf5", ".h5", ".pt", ".safetensors", ".yaml")
 _SNAPSHOT: Final = re.compile(r"(?P<cache>.*)/(?P<kind>model|dataset)s--(?P<name>[^/]+)/snapshots/(?P<commit>[^/]+)")
-# Weights that nothing here reads: pickled ones, and those of other programs.
+# Weights that rlinf does not read: pickled ones, and formats of other programs.
 _UNREAD: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "original/*")
 
 
 class HubPath(str):
     """The folder of a repository's commit in the cache of this machine, or a folder or file in it.
 
-    Pickled, it becomes the path in the cache of the machine that reads it. It may not exist yet.
+    Unpickling gives the path in the cache of the unpickling machine. It may not exist yet.
 
     Attributes:
-        written: the name as it is in the file.
-        kind: whether it is a model or a data set.
+        written: the name as written in the file.
+        kind: `model` or `dataset`.
         name: `ORG/NAME`.
-        commit: the commit; None: not known, since no cache has it.
-        inner: the folder or file within it; empty: all of it.
-        revision: the commit, branch or tag that is asked for.
+        commit: the commit, or None if this machine's cache does not know it.
+        inner: the folder or file within the repository; empty for all of it.
+        revision: the requested commit, branch or tag.
     """
 
     __slots__ = ("commit", "inner", "kind", "name", "revision", "written")
@@ -70,22 +70,22 @@ class HubPath(str):
 
     @property
     def is_here(self) -> bool:
-        """Whether the cache has it, with all files that it knows of."""
+        """Whether the cache has the commit with all files listed when it was fetched."""
         return os.path.exists(self) and _is_whole(self.name, self.kind, self.commit or self.revision, _cache())
 
     def pinned(self, commit: str) -> str:
-        """Return the name with a commit, as a file has it."""
+        """Return the name with a commit, as written in a file."""
         match = _NAME.fullmatch(self.written)
         before, inner = (match[1] or "", match[4]) if match is not None else ("", None)
         return f"{before}{self.name}@{commit}" + (f"/{inner}" if inner else "")
 
 
 class Unfetched(NamedTuple):
-    """A name that the cache of this machine lacks.
+    """The finding about a name that this machine's cache lacks.
 
     Attributes:
-        message, help: what there is, and what to do.
-        is_fault: nothing can fetch it.
+        message, help: the words of the finding.
+        is_fault: whether a run cannot fetch it, either.
     """
 
     message: str
@@ -94,7 +94,7 @@ class Unfetched(NamedTuple):
 
 
 def located(text: str, kind: Kind) -> str:
-    """Return the path that a text means: its own, absolute; that of a name, where there is no such path."""
+    """Return the absolute path that a text means, or the `HubPath` of a name if there is no such path."""
     match = _NAME.fullmatch(text)
     if match is None or (not match[1] and (match[4] or text.lower().endswith(_FILES) or os.path.lexists(text))):
         return text if "://" in text else os.path.abspath(text)
@@ -102,7 +102,7 @@ def located(text: str, kind: Kind) -> str:
 
 
 def hub_paths(value: object, at: KeyPath = ()) -> Iterator[tuple[KeyPath, HubPath]]:
-    """Yield the names in a validated configuration, with the paths of their keys."""
+    """Yield the hub names in a validated configuration, with the paths of their keys."""
     if isinstance(value, HubPath):
         yield at, value
     elif isinstance(value, BaseModel):
@@ -117,7 +117,7 @@ def hub_paths(value: object, at: KeyPath = ()) -> Iterator[tuple[KeyPath, HubPat
 
 
 def unfetched(path: HubPath) -> Unfetched | None:
-    """Return what to say of a name that is not in the cache of this machine; None: it is."""
+    """Return the finding about a name that is not in this machine's cache; None if it is there."""
     if path.is_here:
         return None
     absent = f"`{path.written}` is no path here, and not in the cache of huggingface_hub, `{_cache()}`"
@@ -131,12 +131,12 @@ def unfetched(path: HubPath) -> Unfetched | None:
 
 
 def pins_of(paths: Iterable[HubPath], tree: MappingNode, commit_of: Callable[[HubPath], str | None]) -> tuple[str, ...]:
-    """Return the overrides that pin names in a configuration to commits, where they are not.
+    """Return the overrides that pin the unpinned names of a configuration to commits.
 
     Args:
-        paths: names in the validated configuration.
-        tree: where they were written.
-        commit_of: returns the commit of one; None: it stays as it is.
+        paths: the names in the validated configuration.
+        tree: the tree in which they were written.
+        commit_of: a function that returns the commit of a name, or None to leave it unpinned.
     """
     pins: dict[str, str] = {}
     for path in {(path.written, path.kind): path for path in paths}.values():
@@ -148,21 +148,21 @@ def pins_of(paths: Iterable[HubPath], tree: MappingNode, commit_of: Callable[[Hu
 
 
 def commits_in(tree: MappingNode) -> dict[str, str]:
-    """Return the commits of the names in the configuration of a run, by `ORG/NAME`."""
+    """Return the commits of the pinned names in a run's configuration, by `ORG/NAME`."""
     matches = [_NAME.fullmatch(scalar.raw) for _, scalar in scalars(tree)]
     return {match[2]: match[3] for match in matches if match is not None and match[3]}
 
 
 def on_any_machine(path: str | None) -> str | None:
-    """Return a path as it is kept with a checkpoint: that of a name is another one on each machine."""
+    """Return a path for a checkpoint: for a `HubPath`, which differs between machines, its pinned name."""
     return path.pinned(path.commit or path.revision) if isinstance(path, HubPath) else path
 
 
 def ensure_here(path: str | os.PathLike[str]) -> None:
-    """Fetch the commit that a path in a cache of huggingface_hub is of, where it is not there; of other paths nothing.
+    """Fetch the missing commit of a path in a cache of huggingface_hub; ignore other paths.
 
     Raises:
-        ConfigError: it cannot be fetched.
+        ConfigError: the commit cannot be fetched.
     """
     match = _SNAPSHOT.match(os.fspath(path))
     if match is None:
@@ -173,23 +173,23 @@ def ensure_here(path: str | os.PathLike[str]) -> None:
     with _fetching(name, match["kind"], match["cache"]):
         from huggingface_hub import HfApi
 
-        # Listing its files would be tried again and again where there is no network.
+        # Fails at once without a network, where the download's listing of files would be retried.
         HfApi().repo_info(name, repo_type=match["kind"], revision=match["commit"])
         _snapshot(name, match["kind"], match["commit"], match["cache"])
 
 
 def _names(key: KeyPath, kind: Kind) -> bool:
-    """Return whether a key may hold a name of this kind: a text of another meaning may be the same."""
+    """Return whether a key may hold a name of this kind: another key may have the same text as its value."""
     words = [part for part in key if isinstance(part, str)]
     return words[-1].endswith(("path", "_model")) if kind == "model" else "data" in words[0] and "path" in str(words)
 
 
 @contextmanager
 def _fetching(name: str, kind: str, cache: str) -> Generator[None, None, None]:
-    """Let huggingface_hub use the network in here, unless the user forbids it.
+    """Let huggingface_hub use the network in this context, unless the user forbids it.
 
     Raises:
-        ConfigError: it raised anything.
+        ConfigError: the context raised any exception.
     """
     constants = _hub()
     before = None if constants is None else constants.HF_HUB_OFFLINE
@@ -211,20 +211,20 @@ def _fetching(name: str, kind: str, cache: str) -> Generator[None, None, None]:
 
 
 def commit_of(path: HubPath, *, fetches: bool) -> str:
-    """Return the commit that a name means: in the cache of this machine, or else now in the hub.
+    """Return the commit that a name means in this machine's cache, or else now in the hub.
 
     Args:
         path: the name.
-        fetches: fetch what it means now, and not the commit alone.
+        fetches: whether to fetch the files too if the cache lacks the commit.
 
     Raises:
-        ConfigError: it can neither be found in the cache nor be asked for.
+        ConfigError: the commit is not in the cache, and the hub cannot be asked.
     """
     if path.commit is not None:
         return path.commit
     with _fetching(path.name, path.kind, _cache()):
         if fetches:
-            # By its revision: so the cache notes what that means, also for another day without a network.
+            # Fetched by revision, so that the cache also records the revision's commit, for later use offline.
             return Path(_snapshot(path.name, path.kind, path.revision, _cache())).name
         from huggingface_hub import HfApi
 
@@ -232,7 +232,7 @@ def commit_of(path: HubPath, *, fetches: bool) -> str:
 
 
 def _snapshot(name: str, kind: str, revision: str, cache: str, *, local: bool = False) -> str:
-    """Return the folder of a revision in a cache, which is fetched unless only what is `local` counts."""
+    """Return the folder of a revision in a cache, after fetching missing files; `local` raises instead."""
     from huggingface_hub import snapshot_download
 
     return snapshot_download(
@@ -246,7 +246,7 @@ def _snapshot(name: str, kind: str, revision: str, cache: str, *, local: bool = 
 
 
 def _is_whole(name: str, kind: str, commit: str, cache: str) -> bool:
-    """Return whether a cache has all files that were listed when a commit was fetched."""
+    """Return whether a cache has all files listed when the commit was fetched."""
     try:
         _snapshot(name, kind, commit, cache, local=True)
     except Exception:  # noqa: BLE001 - incomplete, or not to be asked
@@ -255,7 +255,7 @@ def _is_whole(name: str, kind: str, commit: str, cache: str) -> bool:
 
 
 def stay_offline() -> None:
-    """Keep libraries from asking the hub about the folders that they are given; `ensure_here` is not affected."""
+    """Keep libraries from asking the hub about local folders; `ensure_here` still uses the network."""
     constants = _hub()
     if constants is not None:
         constants.HF_HUB_OFFLINE = True
@@ -267,7 +267,7 @@ def _offline() -> bool:
 
 
 def _hub() -> Any:
-    """Return the settings of huggingface_hub; None where it is not installed."""
+    """Return the settings of huggingface_hub; None if it is not installed."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -285,7 +285,7 @@ def _repository(kind: Kind, name: str) -> str:
 
 
 def _commit_in_cache(kind: Kind, name: str, revision: str) -> str | None:
-    """Return the commit of a revision: itself, or what the cache noted when it was fetched."""
+    """Return the commit of a revision: itself if it is one, else the commit that the cache recorded; None if none."""
     if re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     try:

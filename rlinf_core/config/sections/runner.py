@@ -31,7 +31,7 @@ LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "trackio": ("trackio",),
     "mlflow": ("mlflow",),
 }
-# Likewise by `metrics_port`.
+# Modules required by `metrics_port`.
 METRICS_PORT_MODULES: Final = ("prometheus_client",)
 
 # The value of `resume_dir` for the newest checkpoint of the experiment.

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from rlinf_core.address import check_name
 from rlinf_core.config.sections.hub_names import located
+from rlinf_core.errors import InvalidNameError
 from rlinf_core.scalars import Float, Int, Text, problem
 
 Count = Annotated[Int, Field(ge=1)]
@@ -20,7 +22,7 @@ PositiveFloat = Annotated[Float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Int, Field(ge=0, lt=2**32)]
 Precision = Literal["fp32", "bf16", "fp16"]
-# Aggregation of token losses, and the level of probability ratios and entropies.
+# The aggregation of token losses, and the level of probability ratios and entropies.
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Level = Literal["token_level", "action_level", "chunk_level"]
 
@@ -31,7 +33,7 @@ def _or_never(value: int) -> int:
     return value
 
 
-# A number of steps, or -1 for never, as users of related projects write it.
+# A number of steps, or -1 for never, as in related projects.
 StepsOrNever = Annotated[
     Int, AfterValidator(_or_never), WithJsonSchema({"type": "integer", "minimum": -1, "not": {"const": 0}})
 ]
@@ -40,17 +42,17 @@ StepsOrNever = Annotated[
 def _path(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise problem("bad-value", "a path is missing here", help="remove the key or write the path")
-    return text
+    return os.path.expanduser(text)  # no shell does it for a file, nor after the `=` of an argument
 
 
 def _absolute(text: str) -> str:
     return text if "://" in text else os.path.abspath(text)
 
 
-# A path as written, for files that only this process reads.
+# A path as written, but with `~` expanded, for files that only this process reads.
 WrittenPath = Annotated[Text, AfterValidator(_path)]
-# A relative path is relative to the working folder of the command, in a file as in an override. Workers may run in
-# another folder or on other machines, so they get the absolute path.
+# A relative path is relative to the command's working folder, in files and overrides alike. Workers may run in another
+# folder or on other machines, so they get the absolute path.
 FilePath = Annotated[WrittenPath, AfterValidator(_absolute)]
 
 
@@ -67,7 +69,7 @@ DataPath = Annotated[WrittenPath, AfterValidator(partial(located, kind="dataset"
 OptionalWrittenPath = Annotated[WrittenPath | None, BeforeValidator(_none_if_empty)]
 
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?([smhd])")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?([smhd])", re.ASCII)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -83,5 +85,14 @@ def _duration(text: str) -> str:
     return text
 
 
-# A positive time, as it is written.
+def _group_name(name: str) -> str:
+    try:
+        check_name(name)
+    except InvalidNameError as error:
+        raise problem("bad-value", error.message, help=error.help) from None
+    return name
+
+
+GroupName = Annotated[Text, AfterValidator(_group_name)]
+# A positive duration, as written.
 Duration = Annotated[Text, AfterValidator(_duration), WithJsonSchema({"type": "string", "pattern": _DURATION.pattern})]

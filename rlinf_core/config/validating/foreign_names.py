@@ -1,11 +1,13 @@
-"""Key names of related projects, which findings suggest ours for, and keys of ours that are read at another place.
+"""Key names of related projects and of earlier releases, for findings that suggest our names, and aliases of our keys.
 
-The command line provides them, and the models hold only our own names. They are loaded when a file has an unknown key.
+The command line provides them; the models hold only our own names. They are loaded when a file has an unknown key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -16,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Renamed(NamedTuple):
-    """A tree in which every key stands where it is read.
+    """A tree with every key moved to the path where it is read.
 
     Attributes:
         tree: the tree; keys keep their spans.
-        moved: where keys stood that another section has, each with its path in `tree`.
+        moved: the former paths of moved keys, each with the key's path in `tree`.
     """
 
     tree: MappingNode
     moved: dict[Path, Path]
 
     def path(self, path: Path) -> Path:
-        """Return the path in `tree` of what stood at `path` before."""
+        """Return the path in `tree` of the value formerly at `path`."""
         for size in range(len(path), 0, -1):
             if path[:size] in self.moved:
                 return (*self.moved[path[:size]], *path[size:])
@@ -35,17 +37,17 @@ class Renamed(NamedTuple):
 
 
 class SectionNames(NamedTuple):
-    """Keys that sections do not have, by what becomes of them.
+    """Foreign and former keys of sections, by their treatment.
 
     Attributes:
-        names: names that related projects give fields, each with its field.
-        moved: keys that are in another section here, each with its path.
-        unavailable: keys that have no counterpart here, each with what to do instead.
-        same: such keys, each with the values by which it says what is so anyway.
-        accepted: likewise, for keys that a file of ours may have; a key of `means` or `former` may have any.
-        means: keys of ours that are read as one of another section, each with its path.
-        former: keys of the release before, each with its path now, which are read with a warning. Keys of a section
-            that is gone are read as those of the section there.
+        names: related projects' names of fields, each with our field.
+        moved: keys that belong to another section here, each with its path.
+        unavailable: keys without a counterpart here, each with the remedy.
+        same: keys without a counterpart, each with the values that state our fixed behavior.
+        accepted: likewise, for keys that our own files may have; a key of `means` or `former` may have any value.
+        means: keys of ours that are read as a key of another section, each with its path.
+        former: keys of the previous release, each with its present path, which are read with a warning. Keys of a
+            removed section are read in the section at its present path.
     """
 
     names: Mapping[str, str]
@@ -61,10 +63,10 @@ class ForeignNames(Protocol):
     """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
     def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-        """Return `tree` with the keys that are read as ones of another section there, and without keys that say what is
-        so anyway.
+        """Return `tree` with keys moved to the sections where they are read, and without keys that state our fixed
+        behavior.
 
-        A key that one file sets at both places is reported. Of a file and its base, or an override, the later wins.
+        A key that one file sets at both paths is reported. Between a file, its base and an override, the later wins.
         """
         ...
 
@@ -73,7 +75,7 @@ class ForeignNames(Protocol):
         ...
 
     def places_of_other_name(self, model: type[BaseModel], name: str) -> list[tuple[str, str]]:
-        """Return the sections in which `name` stands for a field, with the field, shallowest path first."""
+        """Return the paths of sections in which `name` means a field, with the field, shallowest path first."""
         ...
 
 
@@ -87,11 +89,15 @@ def use(load: Callable[[], ForeignNames]) -> None:
 
 
 def foreign_names() -> ForeignNames | None:
-    """Return the source of names; None where none is in use."""
+    """Return the source of names, or None if none is in use."""
+    if _load is None:
+        # A program that loads a file without a command reads the same keys.
+        with suppress(ImportError):
+            import_module("rlinf_cli")  # which calls `use`
     return None if _load is None else _load()
 
 
 def names_at(annotations: Iterable[object]) -> SectionNames:
-    """Return the names for all sections among types; empty where no source is in use."""
+    """Return the names for all sections among `annotations`; empty if no source is in use."""
     source = foreign_names()
     return source.names_at(annotations) if source else SectionNames({}, {}, {}, {}, {}, {}, {})

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span, naming
 from rlinf_core.config.validating.foreign_names import foreign_names, names_at
@@ -28,7 +29,7 @@ from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
 _RENAMES: Final = "`rlinf import` renames the keys of a file of RLinf or verl"
-# Characters of other scripts in the place of YAML's own.
+# Characters of other scripts that look like YAML's punctuation.
 _LOOK_ALIKES: Final = "：“”‘’，｛｝"
 # Common words for our keys that have no similar spelling.
 _SYNONYMS = {
@@ -40,7 +41,7 @@ _SYNONYMS = {
     "hosts": ("host", "ip", "ips", "addresses", "nodes"),
     "python_interpreter_path": ("python", "interpreter", "python_path", "conda_env", "conda", "venv", "virtualenv"),
 }
-# Those of them that a section further down may have, with an example.
+# Synonyms whose key may be in a section further down, with the key and an example.
 _DEEPER = {
     ("gpus", "gpu", "num_gpus", "gpus_per_node"): ("per_node", "8"),
     _SYNONYMS["python_interpreter_path"]: ("python_interpreter_path", "/opt/venv/bin/python"),
@@ -48,7 +49,7 @@ _DEEPER = {
 
 
 def foreign_character(text: str) -> str | None:
-    """Return the first character of a key that looks like another one, or like none, with its name."""
+    """Return the code and name of a key's first look-alike or invisible character, or None."""
     for character in text:
         if character in _LOOK_ALIKES or (character != " " and unicodedata.category(character) in ("Zs", "Cf")):
             return f"U+{ord(character):04X} ({unicodedata.name(character, 'no name').lower()})"
@@ -56,14 +57,14 @@ def foreign_character(text: str) -> str | None:
 
 
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
-    """Return the finding for a key that no model knows."""
+    """Return the finding for a key that is unknown at its path."""
     name, span = str(path[-1]), key_span(tree, path) or naming(tree, path)
     known = names_at(types_at(model, path[:-1]))
     instead = known.unavailable.get(name)
     if instead is not None:
         message = f"`{format_path(path)}` is not available"
         return Diagnostic("not-available", Severity.ERROR, message, span, path, instead)
-    here = list(_fields(model, tree, path[:-1]))
+    here = list(keys_at(model, tree, path[:-1]))
     meant = meant_key(model, tree, path)
     elsewhere = _other_places(model, path)
     before_colon, colon, after_colon = name.partition(":")
@@ -77,6 +78,9 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         hint = f"write `{named[name]}`; {_RENAMES}"
     elif of_others := key_of_others(model, tree, path):
         hint = of_others
+    elif name in known.former:
+        now = to_path(parse_path(known.former[name])[0])
+        hint = key_of_others(model, tree, now) or f"another kind of this section has it, as `{known.former[name]}`"
     elif meant:
         hint = f"did you mean `{meant}`?"
     elif deeper := _further_down(model, tree, path):
@@ -97,7 +101,7 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
 
 
 def _further_down(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
-    """Return where a section below has what a key means, written out; None for any other key."""
+    """Return a hint on the section further down that has a key's meaning, with an example; None for other keys."""
     names = next((names for names in _DEEPER if str(path[-1]).lower() in names), None)
     if names is None:
         return None
@@ -147,7 +151,7 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
         return entry is not None and entry.key.span.source is source and source.kind != "overrides"
 
     name = str(path[-1]).lower().replace("-", "_")
-    known = [key for key in _fields(model, tree, path[:-1]) if not is_set(key)]
+    known = [key for key in keys_at(model, tree, path[:-1]) if not is_set(key)]
     other = names_at(types_at(model, path[:-1])).names.get(str(path[-1]))
     # A name without its first word, as `robot_ip` for `left_robot_ip`, is not similar by spelling.
     synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
@@ -156,7 +160,7 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
 
 
 def _torn_value(tree: MappingNode, path: Path) -> str | None:
-    """Return the intended entry where `{placement: 0-3,8}` makes `8` a key; None for any other key."""
+    """Return the intended entry if an unquoted comma made a key, as `8` in `{placement: 0-3,8}`; else None."""
     parent = find(tree, path[:-1])
     entries = parent.entries if isinstance(parent, MappingNode) and parent.span.text.startswith("{") else ()
     value_entry: Entry | None = None
@@ -176,7 +180,7 @@ def _torn_value(tree: MappingNode, path: Path) -> str | None:
 
 
 def torn_key(tree: MappingNode, path: Path) -> str | None:
-    """Return the hint on a key without a value in `{actor,rollout: 0-3}`; None for any other key."""
+    """Return the hint on a key without a value, as `actor` in `{actor,rollout: 0-3}`; None for other keys."""
     parent = find(tree, path[:-1])
     entries = parent.entries if isinstance(parent, MappingNode) and parent.span.text.startswith("{") else ()
     pieces: list[str] = []
@@ -200,7 +204,10 @@ def _is_bare(entry: Entry) -> bool:
 def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a missing required key, located at its section."""
     name, section = str(path[-1]), path[:-1]
-    example = _example(_fields(model, tree, section).get(name))
+    if isinstance(path[-1], int):
+        message = f"`{format_path(section)}` has too few items"
+        return Diagnostic("bad-value", Severity.ERROR, message, naming(tree, section), section)
+    example = _example(keys_at(model, tree, section).get(name))
     help = f"add the section `{name}:`"
     if example:
         entry = f"{name}: {example}"
@@ -209,7 +216,7 @@ def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     return Diagnostic("missing-key", Severity.ERROR, message, naming(tree, section), path, help)
 
 
-def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, FieldInfo]:
+def keys_at(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, FieldInfo]:
     """Return the fields allowed at `path`. A robot's keys depend on the `type` beside its list."""
     if path[-2:-1] == ("configs",) and path[-3:-2] == ("hardware",):
         kind = find(tree, (*path[:-2], "type"))

@@ -1,4 +1,4 @@
-"""Keys of sections of which a key chooses the kind (`rlinf_core.config.model`), and of the sections within them."""
+"""The keys of sections whose kind a key chooses (`rlinf_core.config.model`), and of the sections within them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def meant_kind(model: type[BaseModel], tree: MappingNode, path: Path) -> str | N
 
 
 class _Other(NamedTuple):
-    """A key that the kind of its section has not.
+    """The relation of a key to an enclosing section with several kinds.
 
     Attributes:
-        kind: the kind of the section, or of one around it.
-        called: what the file calls that.
+        kind: the chosen kind of that section.
+        called: the kind's name in the file.
         owners: the kinds that have the key.
-        within: the way from the section to the one of the key.
+        within: the path from that section to the key's section.
     """
 
     kind: type[Variant]
@@ -54,7 +54,7 @@ class _Other(NamedTuple):
 
 
 def _others(model: type[BaseModel], tree: MappingNode, path: Path) -> Iterator[_Other]:
-    """Return what the sections around a key are, the innermost first: those of which a key chooses the kind."""
+    """Yield the enclosing sections of a key that have several kinds, innermost first."""
     for size in range(len(path) - 1, 0, -1):
         section, variants = find(tree, path[:size]), variants_of(types_at(model, path[:size]))
         if not isinstance(section, MappingNode) or len(variants) < 2:
@@ -67,10 +67,10 @@ def _others(model: type[BaseModel], tree: MappingNode, path: Path) -> Iterator[_
 
 
 def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
-    """Return a hint for a key that other kinds of its section, or of one around that, have, or that is among the
-    options of a kind that has none; None for any other key.
+    """Return a hint for a key that only other kinds of an enclosing section have, or for an option of a kind without
+    options; None for other keys.
 
-    No other kind is proposed: that may be another robot.
+    The hint proposes no other kind, since that may be another robot.
     """
     for kind, called, owners, within in _others(model, tree, path):
         key, name = kind.chosen_by, str(path[-1])
@@ -89,16 +89,16 @@ def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str 
 def without_keys_of_others(
     model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics, moved: Collection[Path] = ()
 ) -> MappingNode:
-    """Return a file without the keys of other kinds that a base has set for one, or that say nothing: null, or their
-    default, as a file that `rlinf` wrote has all keys.
+    """Return a file without keys of other kinds that a base set for its own kind, or that are null or the default.
 
-    A file that extends another, or an argument, chooses another kind of a section by its key alone.
+    So a file that extends another, or an argument, chooses another kind of a section by its key alone. Files that
+    `rlinf` wrote have all keys, which then hold their defaults.
 
     Args:
         model: the model of the whole file.
         tree: the file.
         diagnostics: receives a note for each section that loses keys that a person wrote.
-        moved: the paths of keys that stood in a former section, which goes as a whole if the kind has none of them.
+        moved: the paths of keys from a removed section; all are dropped if the kind has none of them.
     """
     dropped: list[_Dropped] = []
     kept = _section(tree, [model], moved, None, None, (), dropped)
@@ -112,9 +112,9 @@ class _Dropped(NamedTuple):
 
     Attributes:
         path: the path of the key.
-        entry: the key.
-        before: the name of the kind that it was written for; None: that without a choice.
-        choice: the section and what chooses the kind.
+        entry: the entry.
+        before: the name of the kind that it was written for, if it has one.
+        choice: the section's path and the entry that chooses its kind.
     """
 
     path: Path
@@ -124,7 +124,7 @@ class _Dropped(NamedTuple):
 
 
 def _note(dropped: Sequence[_Dropped]) -> Diagnostic:
-    """Return the note on the keys that one section loses."""
+    """Return the note on the keys dropped from one section."""
     section, chooses = dropped[0].choice
     kind = next((drop.before for drop in dropped if drop.before is not None), None)
     keys = [f"`{format_path(drop.path[len(section) :])}`" for drop in dropped]
@@ -145,9 +145,9 @@ def _note(dropped: Sequence[_Dropped]) -> Diagnostic:
 
 
 def without_idle_keys(model: type[BaseModel], tree: MappingNode) -> MappingNode:
-    """Return the configuration of an earlier run without all keys that only other kinds of their section have.
+    """Return the configuration of an earlier run without keys that only other kinds of their section have.
 
-    They had no effect, whatever their values: an earlier rlinf wrote the keys of all kinds.
+    An earlier rlinf wrote the keys of all kinds, and ignored those of the kinds not chosen.
     """
     idle = [
         path
@@ -157,8 +157,20 @@ def without_idle_keys(model: type[BaseModel], tree: MappingNode) -> MappingNode:
     return cut(tree, dict.fromkeys(idle), {})
 
 
+def without_defaults(model: type[BaseModel], tree: MappingNode) -> MappingNode:
+    """Return a configuration without the numbers, texts and nulls that their keys have by default."""
+    idle: list[Path] = []
+    for path in _paths(tree):
+        node, field = find(tree, path), fields_at(model, path[:-1], tree).get(str(path[-1]))
+        if isinstance(node, ScalarNode) and field is not None:
+            default: object = field.get_default(call_default_factory=True)
+            if default == to_data(node) and not isinstance(default, BaseModel):
+                idle.append(path)
+    return cut(tree, dict.fromkeys(idle), {})
+
+
 def is_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> bool:
-    """Return whether only other kinds of its section, or of one around that, have a key."""
+    """Return whether other kinds of an enclosing section have a key."""
     return any(other.owners for other in _others(model, tree, path))
 
 
@@ -170,14 +182,14 @@ def _paths(node: MappingNode, path: Path = ()) -> Iterator[Path]:
 
 
 class _Choice(NamedTuple):
-    """The kind of a section that a key chooses, for that section and those within it.
+    """The chosen kind of a section, which also applies to the sections within it.
 
     Attributes:
         kind: the kind.
-        name: what the file calls it; None: nothing.
-        variants: the kinds that there are.
-        entry: what chooses it.
-        otherwise: the kind without that, and its name.
+        name: its name in the file, or None.
+        variants: all kinds of the section.
+        entry: the entry that chooses the kind, or None.
+        otherwise: the kind without that entry, and its name.
         section: the path of the section.
     """
 
@@ -192,10 +204,10 @@ class _Choice(NamedTuple):
     def of(
         cls, variants: Sequence[type[Variant]], node: MappingNode, above: MappingNode | None, section: Path
     ) -> _Choice:
-        """Return that of a section."""
+        """Return the choice of the section `node` within `above`."""
         entry = choice_of(variants, node, above)
         rest = MappingNode(node.span, tuple(other for other in node.entries if other is not entry))
-        # Without its own choice a section follows another one.
+        # Without its own entry the section may follow another section's choice.
         follows = len(rest.entries) < len(node.entries)
         first = next(iter(variants[0].names()), None)
         otherwise = (
@@ -266,7 +278,7 @@ def _of_kind(
             other = next((kind for kind in before if _has(kind[0], within, name)), None)
             if other is None:
                 return False
-        # Nobody misses what a configuration of this package says to its own kind.
+        # Shipped configurations set keys for their own kind; a note on those would not help.
         if choice.entry is not None and not is_shipped(entry.key.span.source.name) and not is_null(entry.value):
             dropped.append(_Dropped((*path, name), entry, other[1], (choice.section, choice.entry)))
         return True
@@ -276,7 +288,7 @@ def _of_kind(
 
 
 def _takes_any(kind: type[Variant], within: Path) -> bool:
-    """Return whether a section within one of a kind has any keys, such as the options of a user's own class."""
+    """Return whether a section within a kind accepts any keys, such as the options of a custom class."""
     return any(value_type(annotation) is not None for annotation in types_at(kind, within))
 
 
@@ -285,7 +297,7 @@ def _has(kind: type[Variant], within: Path, name: str) -> bool:
 
 
 def _says_nothing(entry: Entry, kind: type[Variant], within: Path) -> bool:
-    """Return whether an entry is null, empty or the default of its kind."""
+    """Return whether an entry is null, an empty mapping or the default of a kind."""
     if isinstance(entry.value, MappingNode):
         return not entry.value.entries
     if not isinstance(entry.value, ScalarNode):
@@ -295,7 +307,7 @@ def _says_nothing(entry: Entry, kind: type[Variant], within: Path) -> bool:
 
 
 def _kinds_before(choice: _Choice, entry: Entry) -> list[tuple[type[Variant], str | None]]:
-    """Return the kinds that a section had from the layer of an entry on, up to the last choice, with their names."""
+    """Return the kinds, with names, that were in effect from the layer of an entry until the final choice."""
     kinds: list[tuple[type[Variant], str | None]] = []
     layer = entry.key.span.source.layer
     if choice.entry is None or choice.entry.key.span.source.layer <= layer:

@@ -17,7 +17,7 @@ _LISTS = (list, tuple, set, frozenset)
 
 
 def alternatives(annotation: object) -> Iterator[object]:
-    """Return the members of a union, each without `Annotated`; the annotation itself if it is not a union."""
+    """Yield the members of a union, each without `Annotated`; the annotation itself if it is not a union."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from alternatives(get_args(annotation)[0])
@@ -41,7 +41,7 @@ def written_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 class ModelPart(NamedTuple):
-    """A type inside another one.
+    """A type directly inside another type.
 
     Attributes:
         key: the field's name in files, `ITEM` for list items, `NAME` for values under user-defined keys.
@@ -60,7 +60,7 @@ NAME: Final = "NAME"
 
 
 def parts(annotation: object) -> Iterator[ModelPart]:
-    """Return the types directly inside a type, those of all members of a union."""
+    """Yield the types directly inside a type, or inside any member of a union."""
     for member in alternatives(annotation):
         section = model_of(member)
         if section is not None:
@@ -73,7 +73,7 @@ def parts(annotation: object) -> Iterator[ModelPart]:
 
 
 def step(annotation: object, segment: str | int) -> Iterator[object]:
-    """Return the types allowed under one path segment of a value of this type."""
+    """Yield the types allowed under one path segment of a value of this type."""
     for part in parts(annotation):
         if part.field is not None:
             matches = part.key == str(segment)
@@ -106,7 +106,7 @@ def types_at(model: type[BaseModel], path: Path, tree: Node | None = None) -> li
     Args:
         model: the model of the whole file.
         path: the path.
-        tree: the file, which chooses the kinds of sections; None: those of all kinds.
+        tree: the file, which chooses the kinds of sections; None: all kinds.
     """
     types: list[object] = [model]
     for segment in path:
@@ -119,7 +119,7 @@ def types_at(model: type[BaseModel], path: Path, tree: Node | None = None) -> li
 
 
 def _of_kind(types: list[object], section: MappingNode, above: Node | None) -> list[object]:
-    """Return types without the variants of a section that are not the one it chooses."""
+    """Return types without the variants that a section does not choose."""
     variants = variants_of(types)
     if len(variants) < 2:
         return types
@@ -134,12 +134,12 @@ def variants_of(types: Iterable[object]) -> list[type[Variant]]:
 
 
 def choice_of(variants: Sequence[type[Variant]], section: MappingNode, above: Node | None) -> Entry | None:
-    """Return the entry that chooses the kind of a section, its own or one of the section that it follows; None: none.
+    """Return the entry that chooses the kind of a section, its own or that of the section that it follows, or None.
 
     Args:
-        variants: the kinds that there are.
+        variants: all kinds of the section.
         section: the section.
-        above: the section that it is in.
+        above: the section that contains it.
     """
     key, follows = variants[0].chosen_by, variants[0].follows
     own = section.entry(key)
@@ -150,7 +150,7 @@ def choice_of(variants: Sequence[type[Variant]], section: MappingNode, above: No
 
 
 def kind_of(variants: Sequence[type[Variant]], section: MappingNode, above: Node | None) -> type[Variant]:
-    """Return the kind that a section chooses, or probably means; see `choice_of`."""
+    """Return the kind that a section chooses or probably means; see `choice_of` and `chosen`."""
     choice = choice_of(variants, section, above)
     written = cast("dict[str, object]", to_data(section))
     return chosen(variants, {**written, variants[0].chosen_by: None if choice is None else to_data(choice.value)})
@@ -171,14 +171,14 @@ def places_of(model: type[BaseModel], name: str) -> list[str]:
     return [place for place, section in sections(model) if name in written_fields(section)]
 
 
-@cache  # each unknown key is looked for in all of them
+@cache  # each unknown key is looked up in all sections
 def sections(model: type[BaseModel]) -> tuple[tuple[str, type[BaseModel]], ...]:
     """Return all sections of a file with their paths, shallowest first; the path of `model` itself is empty."""
     return tuple(_sections(model))
 
 
 def _sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    # With the enclosing models, so that recursion stops.
+    # Each entry carries its enclosing models, which ends the search in a recursive model.
     level: list[tuple[str, object, frozenset[object]]] = [("", model, frozenset())]
     while level:
         below: list[tuple[str, object, frozenset[object]]] = []

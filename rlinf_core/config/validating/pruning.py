@@ -15,7 +15,7 @@ M = TypeVar("M", bound=BaseModel)
 
 # Edits by path: None removes the node, a scalar replaces it.
 Cuts: TypeAlias = dict[Path, ScalarNode | None]
-# By the path of a list in the whole tree: the original indexes of the remaining items.
+# The original indexes of the remaining items, by the path of their list in the whole tree.
 Kept: TypeAlias = dict[Path, list[int]]
 
 
@@ -26,10 +26,10 @@ class Validated(Generic[M]):
     Attributes:
         model: the model of the valid part, or None if there is too little.
         tree: the part of the tree that the model was built from, with equal indexes.
-        pruned: the paths, in the whole tree, of wrong or missing values: removed, or replaced by a stand-in.
+        pruned: the paths, in the whole tree, of wrong or missing values, which were removed or replaced by stand-ins.
         kept: the remaining items of its lists.
-        composed: the whole tree, with every key where it is read.
-        misspelt: paths in it of known keys that are misspelt in the file, and so have their defaults.
+        composed: the whole tree, with every key at the path where it is read.
+        misspelt: paths in the whole tree of keys that the file misspells, and that so have their defaults.
     """
 
     model: M | None
@@ -60,7 +60,7 @@ class Validated(Generic[M]):
 
 
 def prefixes(paths: Iterable[Path]) -> frozenset[Path]:
-    """Return the paths themselves and everything above them."""
+    """Return the paths and all paths above them."""
     return frozenset(path[:size] for path in paths for size in range(len(path) + 1))
 
 
@@ -79,14 +79,14 @@ def original(path: Path, kept: Kept) -> Path:
 
 def cut(tree: MappingNode, cuts: Cuts, kept: Kept) -> MappingNode:
     """Return `tree` with the edits applied, and update `kept`. A replacement for a missing key adds it."""
-    # The children of each path that the edits are in or below, in the order of the edits.
+    # For each path above an edit, its children that are or contain edits, in the order of the edits.
     below: dict[Path, dict[Path, None]] = {}
     for path in cuts:
         for size in range(1, len(path) + 1):
             below.setdefault(path[: size - 1], {})[path[:size]] = None
 
     def edited(node: Node, path: Path, whole: Path) -> Node | None:
-        """Return a node at a path of `tree`, and of the whole tree."""
+        """Return the edited node at `path` in `tree`, which is `whole` in the whole tree."""
         if path in cuts:
             return cuts[path]
         if isinstance(node, ScalarNode) or path not in below:

@@ -1,7 +1,7 @@
 """Validation of a tree as a model: every pydantic error becomes a finding at its place.
 
-One mistake must not hide the next. Invalid values are removed from the tree and the rest is validated again, so that
-the rules about relations between places can check the valid rest.
+One mistake must not hide the next: invalid values are removed from the tree and the rest is validated again, so that
+the rules about relations between values can check it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlinf_core.config.tree import (
 )
 from rlinf_core.config.validating import key_findings
 from rlinf_core.config.validating.foreign_names import foreign_names
-from rlinf_core.config.validating.key_findings import meant_key, torn_key
+from rlinf_core.config.validating.key_findings import keys_at, meant_key, torn_key
 from rlinf_core.config.validating.kinds import meant_kind, without_keys_of_others
 from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.pruning import Cuts, Kept, Validated, cut, original, prefixes
@@ -59,7 +59,7 @@ def validate(
         composed: the file.
         diagnostics: receives the findings.
         stand_ins: substitutes for required values that are missing or wrong, or functions of the written text; `*` in a
-        path matches any index. Rules check `Validated.damaged` before they trust a value.
+            path matches any index. Rules check `Validated.damaged` before they trust a value.
     """
     rounds = _Rounds(model_type, composed, composed.tree, diagnostics, stand_ins or {})
     model = rounds.begin()
@@ -73,7 +73,7 @@ def validate(
 
 @dataclass(slots=True)
 class _Rounds(Generic[M]):
-    """The state of one `validate`: the remaining tree, and the paths taken out of it."""
+    """The state of one `validate`: the remaining tree, and the paths removed from it."""
 
     model_type: type[M]
     composed: Composed
@@ -91,18 +91,19 @@ class _Rounds(Generic[M]):
         return self.composed.tree
 
     def begin(self) -> M | None:
-        """Read keys at their places, remove unresolved values, and return the model if everything is valid."""
+        """Move keys to where they are read, remove unresolved values, and return the model if everything is valid."""
         model, errors = self._attempt()
         moved: Collection[Path] = ()
         if any(located.kind == "extra_forbidden" for located in errors):
             source = foreign_names()
             renamed = source.with_our_names(self.model_type, self.whole, self.diagnostics) if source else None
             if renamed is not None and renamed.tree is not self.whole:
-                moved = renamed.moved.values()
+                # Keys that left their section, which is gone; others have another place within it.
+                moved = [now for before, now in renamed.moved.items() if now[: len(before) - 1] != before[:-1]]
                 self.composed = self.composed.moved(renamed.tree, renamed.path)
                 self.tree = self.whole
                 model, errors = self._attempt()
-        # A free kind takes what was said to another one.
+        # A kind that accepts any keys raises no error for keys that a lower layer wrote for another kind.
         if any(located.kind == "extra_forbidden" for located in errors) or _is_layered(self.whole):
             kept = without_keys_of_others(self.model_type, self.whole, self.diagnostics, moved)
             if kept is not self.whole:
@@ -136,7 +137,7 @@ class _Rounds(Generic[M]):
         model, errors = self._attempt()
         if model is not None:
             return model
-        # Removals of earlier rounds cause errors in their parents, which are not reported again.
+        # Removals in earlier rounds cause errors in parents, which are not reported.
         earlier = prefixes(self.pruned)
         # `{a:1}` is a bad key with no value: one mistake.
         bad_keys = {located.path for located in errors if located.of_key}
@@ -184,7 +185,7 @@ class _Rounds(Generic[M]):
 
     def _unknown_key(self, path: Path) -> Diagnostic:
         self.unknown_keys += 1
-        # Guesses take long, and no more are shown.
+        # Guessing is slow, and further findings of this code are not shown.
         if self.unknown_keys > MOST:
             return Diagnostic("unknown-key", Severity.ERROR, "", naming(self.whole, path))
         return key_findings.unknown_key(self.model_type, self.whole, path)
@@ -199,7 +200,7 @@ class _Rounds(Generic[M]):
         return [self._union_report(group, path) if len(group) > 1 else self._value_report(located, path)]
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
-        """Drop a missing key if an unknown one is a misspelling of it: one mistake, one finding."""
+        """Drop the finding on a missing key if an unknown key is its misspelling: one mistake, one finding."""
         meant: set[Path] = set()
         for report in reports:
             if report.code == "unknown-key" and report.path:
@@ -211,7 +212,7 @@ class _Rounds(Generic[M]):
         return [report for report in kept if not self._is_torn_again(report, kept)]
 
     def _is_torn_again(self, report: Diagnostic, reports: list[Diagnostic]) -> bool:
-        """Return whether an earlier finding has the hint on the same torn key."""
+        """Return whether an earlier finding has the same hint on a torn key."""
         torn = self._torn_key(report.code, report.path)
         return torn is not None and next(other for other in reports if other.help == torn) is not report
 
@@ -220,7 +221,7 @@ class _Rounds(Generic[M]):
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:
         own = fields_at(self.model_type, path[:-1], self.whole).get(str(path[-1])) if path else None
-        holds = [key for key, info in fields_at(self.model_type, path).items() if info.is_required()] if path else []
+        holds = [key for key, info in keys_at(self.model_type, self.whole, path).items() if info.is_required()]
         words = words_for(located.error, subject_of(path), own, holds)
         value = find(self.whole, path)
         written = value.raw if isinstance(value, ScalarNode) else None
@@ -240,7 +241,7 @@ class _Rounds(Generic[M]):
 
 
 def _is_layered(node: MappingNode) -> bool:
-    """Return whether a later text, such as the overrides, sets a key of a section that an earlier one began."""
+    """Return whether the keys of a mapping come from several layers, such as a file and the overrides."""
     layers = {entry.key.span.source.layer for entry in node.entries}
     return len(layers) > 1 or any(_is_layered(e.value) for e in node.entries if isinstance(e.value, MappingNode))
 
@@ -258,8 +259,8 @@ def subject_of(path: Path) -> str:
 class _Located(NamedTuple):
     """A pydantic error with its path in the validated tree.
 
-    `union` is the path at which its `loc` first has a segment that is not part of the path, with that segment: usually
-    the member of a union.
+    `union` is the first segment of its `loc` that is not part of the path, usually a member of a union, with the path
+    before it.
     """
 
     error: ErrorDetails
@@ -292,7 +293,7 @@ class _Located(NamedTuple):
 def _locate(model: type[BaseModel], tree: MappingNode, error: ErrorDetails) -> _Located:
     """Follow `loc` through the tree, skipping segments that are not children: members of unions, tags, validators.
 
-    A missing key may be that of a section that the file leaves out.
+    A missing key may be in a section that the file omits.
     """
     loc = error["loc"]
     steps, last = (loc[:-1], loc[-1:]) if error["type"] == "missing" else (loc, ())
@@ -335,7 +336,7 @@ def _by_union(errors: list[_Located]) -> list[list[_Located]]:
 
 
 def _merge_aliases(reports: list[Diagnostic], tree: MappingNode) -> list[Diagnostic]:
-    """Return one finding for the same mistake reached twice through an alias, with its other use."""
+    """Return one finding for a mistake found twice through an alias, with the other use as related place."""
     merged: dict[tuple[str, int, int, int], Diagnostic] = {}
     for report in reports:
         span = report.span
@@ -349,11 +350,11 @@ def _merge_aliases(reports: list[Diagnostic], tree: MappingNode) -> list[Diagnos
 
 
 def _use_of_alias(tree: MappingNode, first: Path, second: Path) -> Span | None:
-    """Return where the second of two paths to a node diverges from the first: the key or item with the alias."""
+    """Return the key or item with the alias: where the second of two paths to a node diverges from the first."""
     for size in range(min(len(first), len(second)), 0, -1):
         here, there = naming(tree, second[:size]), naming(tree, first[:size])
         if (here.source, here.start) != (there.source, there.start):
-            # An alias stands after what it names; `actor,env: 0-3` has its only value after both.
+            # An alias follows its anchor. In `actor,env: 0-3` the shared value follows both keys, so it is no alias.
             value = find(tree, second[:size])
             return here if value is None or value.span.start < here.start else None
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -45,6 +46,7 @@ _EXPECTED: Final = {
     "ip_v4_address": "an IPv4 address",
     "ip_v6_address": "an IPv6 address",
 }
+_PLAIN: Final = re.compile(r"[\w./-](?:[\w./+@=-]|:(?=\S)| (?=[\w./]))*")
 _QUOTED: Final = re.compile("`([^`]+)`")
 _OUR_CODE: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+\Z")
 
@@ -75,7 +77,7 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
         error: the entry.
         subject: the name of the value in messages.
         field: the field of the value.
-        holds: the required keys of a mapping in its place.
+        holds: the required keys of a mapping that would be valid there.
     """
     kind = error["type"]
     context = error.get("ctx") or {}
@@ -97,7 +99,7 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
             return words._replace(help=f"write 0 for none ({zero[1]})")
         of_one_key = _EXPECTED[kind] == "a mapping" and len(holds) == 1 and not words.help
         if of_one_key and isinstance(value, str | int | float):
-            return words._replace(help=f"write `{{{holds[0]}: {_written(value)}}}`")
+            return words._replace(help=f"write `{{{holds[0]}: {_in_flow(value)}}}`")
         return words
     if kind in ("literal_error", "enum"):
         return _not_a_choice(subject, str(context.get("expected", "")), value)
@@ -112,7 +114,7 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
 
 
 def refusals(error: ValidationError, section: str = "") -> list[str]:
-    """Return what a model refused, a sentence for each value; `section` holds its keys, as in `env.options`."""
+    """Return a sentence for each value that a model rejected; `section` holds its keys, as in `env.options`."""
     sentences: list[str] = []
     for detail in error.errors(include_url=False):
         subject = f"`{'.'.join(map(str, (section, *detail['loc']) if section else detail['loc'])) or 'the file'}`"
@@ -139,7 +141,7 @@ def wrong_kind(subject: str, expected: list[str], value: object) -> Words:
 
 
 def _wrong_type(subject: str, expected: str, value: object, kind: str = "") -> Words:
-    """Return the words for a value of the wrong type; `kind` describes a value that is not available."""
+    """Return the words for a value of the wrong type; `kind`, if given, describes the found value."""
     if kind == "null" or (value is None and not kind):
         return Words("wrong-type", f"{subject} is empty; expected {expected}", _EMPTY_HELP)
     kind = kind or _found_kind(value)
@@ -150,7 +152,7 @@ def _how_to_write(expected: str, kind: str, value: object) -> str | None:
     """Return the remedy for a common mistake behind a value of the wrong kind, if recognised."""
     if expected == "a list" and kind == "a mapping":
         return "start each item of a list with `- `"
-    if expected == "a list" and isinstance(value, str | int | float) and len(written := _written(value)) <= 40:
+    if expected == "a list" and isinstance(value, str | int | float) and len(written := _in_flow(value)) <= 40:
         return f"write it as a list: `[{written}]`"
     if expected == "true or false" and kind == "an integer" and value in (0, 1):
         return f"write `{'true' if value else 'false'}`"
@@ -179,14 +181,14 @@ def _how_to_write_number(expected: str, value: str) -> str | None:
 _NUMBERS_EXPECTED: Final = ("an integer", "a number", "a finite number")
 _YES: Final = {"yes", "on", "y"}
 _NO: Final = {"no", "off", "n"}
-_INTEGER: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
+_INTEGER: Final = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
 _NUMBERS: Final = re.compile(r"[-+0-9.eE]+(,[-+0-9.eE]+)+", re.ASCII)
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%/]+", re.ASCII)
 # Digits in groups, as Python and people write them.
 _GROUPED: Final = re.compile(r"[-+]?[0-9]{1,3}([_,][0-9]{3})+", re.ASCII)
 # `key:value`, which YAML reads as one word.
-_GLUED: Final = re.compile(r"([A-Za-z_][\w.,-]*):([^\s:/]\S*)")
+_GLUED: Final = re.compile(r"([A-Za-z_][\w.,-]*)[:：]([^\s:/]\S*)")
 # The meaning of 0 in a description.
 _ZERO: Final = re.compile(r"\b0: ([^;.]+)")
 _EMPTY_HELP: Final = "give it a value or remove the key"
@@ -209,7 +211,7 @@ def _near_address(text: str) -> str | None:
 
 
 def _found_kind(value: object) -> str:
-    """Return the kind of a value of the file, in words; null and booleans as written."""
+    """Return the kind of a value in words; `nothing` for null, booleans as written."""
     if value is None:
         return "nothing"
     if isinstance(value, YamlBool | bool):
@@ -219,6 +221,12 @@ def _found_kind(value: object) -> str:
 
 def _written(value: str | int | float) -> str:
     return value.raw if isinstance(value, WrittenScalar) else str(value)
+
+
+def _in_flow(value: str | int | float) -> str:
+    """Return a scalar as an item within brackets, quoted where YAML would read a mark in it."""
+    text = _written(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def shown(value: object) -> str:

@@ -23,13 +23,13 @@ from rlinf_core.process.import_path import offered
 from rlinf_core.scalars import Float, Int, StrictModel, Text, impossible_address, problem
 from rlinf_core.suggest import did_you_mean, near, quoted
 
-# A variable of the node's environment in place of an address: `$ROBOT_IP`.
+# An address may be a variable of the node's environment, as in `$ROBOT_IP`.
 FROM_NODE: Final = "or `$NAME`: the value of this variable on the node"
 _VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
 def variable_of(text: str) -> str | None:
-    """Return the variable's name if a variable is in place of an address, else None."""
+    """Return the variable's name if an address is a variable, else None."""
     match = _VARIABLE.fullmatch(text)
     return None if match is None else match[1]
 
@@ -102,8 +102,7 @@ class RobotUnit(StrictModel):
     node_rank: NodeRank = Field(description="Rank of the node that the robot is attached to.")
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return the addresses where the robot must answer before a job starts: pairs of host and TCP port. None by
-        default."""
+        """Return the host and TCP port pairs at which the robot must answer before a job starts; none by default."""
         return ()
 
     def controller_nodes(self) -> tuple[int | None, ...]:
@@ -143,8 +142,9 @@ class RobotUnit(StrictModel):
             return type(self).model_validate({**self.model_dump(), **values})
         except ValidationError as error:
             first = error.errors()[0]
-            field = str(first["loc"][0])
-            raise self._unset(field, names.get(field, ""), f"is wrong: {first['msg']}") from error
+            # A rule about several fields names none.
+            field = next((field for field in names if field in first["loc"]), next(iter(names)))
+            raise self._unset(field, names[field], f"is wrong: {first['msg']}") from error
 
     def _unset(self, field: str, name: str, what: str) -> ConfigError:
         return ConfigError(
@@ -180,7 +180,7 @@ def register_hardware(name: str) -> Callable[[type[U]], type[U]]:
     """Make `hardware: {type: NAME}` mean the decorated model.
 
     Raises:
-        ConfigError: the name is taken by another model.
+        ConfigError: another model has the name.
     """
 
     def register(model: type[U]) -> type[U]:
@@ -201,7 +201,7 @@ def hardware_model(name: str) -> type[RobotUnit]:
     """Return the model of one unit of hardware type `name`.
 
     Raises:
-        PydanticCustomError: `unknown-hardware-type`: it is unknown, or its package cannot be loaded.
+        PydanticCustomError: with type `unknown-hardware-type`: it is unknown, or its package cannot be loaded.
     """
     if name == UNKNOWN_TYPE:
         return _unknown_robot()
@@ -241,7 +241,7 @@ def _load_plugin(name: str) -> None:
 
 
 class _Described(RobotUnit):
-    """A unit of which only keys of known robot types, and similar ones, are checked."""
+    """A unit of unknown type: only its keys that equal or resemble keys of known types are checked."""
 
     model_config = ConfigDict(extra="forbid")
 

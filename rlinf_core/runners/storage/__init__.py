@@ -1,1 +1,1 @@
-"""The folder of a run: state, checkpoints, policies, durable writes."""
+"""The folder of a run: state, checkpoints, evidence, durable writes."""

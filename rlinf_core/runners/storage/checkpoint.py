@@ -1,4 +1,4 @@
-"""A checkpoint of a run: its manifest, and whether its files are those that were written."""
+"""A checkpoint of a run: its manifest, and the verification of its files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "rlinf.checkpoint/1"
 MANIFEST: Final = "manifest.json"
-# Bytes of a checkpoint that commands read which only look at it, in a second or two.
+# The most bytes of a checkpoint that commands read for a quick check, which takes a second or two.
 GLANCE: Final = 1 << 30
 
 _LOGGER: Final = logging.getLogger("rlinf")
 FOLDER_NAME: Final = re.compile(r"global_step_(\d+)")
-_ANOTHER: Final = "name another `global_step_N` folder, or `runner.resume_dir=auto` for the newest complete one"
+_ANOTHER: Final = "name another `global_step_N` folder, or the run for its newest complete one"
 
 
 def _plain(fact: object) -> object:
@@ -38,7 +38,7 @@ def _plain(fact: object) -> object:
     return fact
 
 
-# A union of types would name a branch of it in messages, as in `facts.a.str`.
+# With a union of types, messages would name one of its branches, such as `facts.a.str`.
 _Fact = Annotated[Any, AfterValidator(_plain)]
 
 
@@ -58,15 +58,15 @@ class Manifest(FileModel):
     Attributes:
         step: the training step after which it was written.
         config_hash: the hash of the run's configuration.
-        facts: values that a resuming run must share, by the path of the key, as in `actor.model.hidden_dim`.
+        facts: the values that a resuming run must share, by the path of the key, such as `actor.model.hidden_dim`.
         metrics: the newest value of every metric.
-        weight_version: number of weight updates.
-        world_sizes: number of processes of each component; need not match.
+        weight_version: the number of weight updates.
+        world_sizes: the number of processes of each component; a resuming run may have others.
         versions: the versions of rlinf, python and torch.
-        time: when it was written, in seconds since 1970.
-        files: size in bytes of every file, by its path within the checkpoint. `CheckpointStore.commit` fills it in.
-        digests: SHA-256 of every file in hexadecimal digits, by the same paths; empty where an rlinf wrote it that kept
-            none. `CheckpointStore.commit` fills it in.
+        time: the time when it was written, in seconds since 1970.
+        files: the size in bytes of every file, by its path within the checkpoint. `CheckpointStore.commit` sets it.
+        digests: the SHA-256 of every file in hexadecimal digits, by the same paths; empty if an earlier rlinf wrote the
+            checkpoint without digests. `CheckpointStore.commit` sets it.
         snapshot: whether the next checkpoint replaces it.
         in_flight: the items that were buffered or in flight, see `ItemFates`.
     """
@@ -105,10 +105,10 @@ class Checkpoint(NamedTuple):
     def check(self, facts: Mapping[str, Fact]) -> None:
         """Check that a run can resume from this checkpoint.
 
-        `facts` are those of the run, as `Manifest.facts`. Facts missing in the checkpoint are not compared.
+        `facts` are the facts of the run, like `Manifest.facts`. Facts missing in the checkpoint are not compared.
 
         Raises:
-            CheckpointError: with every difference.
+            CheckpointError: facts differ; the error names every difference.
         """
         missing = object()
         differences = [
@@ -128,7 +128,7 @@ class Checkpoint(NamedTuple):
         """Read and verify every file; see `verify_files`.
 
         Raises:
-            CheckpointError: with the first damaged file.
+            CheckpointError: a file is damaged; the error names the first damaged file.
         """
         if not self.manifest.digests:
             _LOGGER.warning("%s has no digests: it is from an earlier rlinf, and only sizes are verified", self.path)
@@ -139,7 +139,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Return the complete checkpoint in a folder `global_step_N`.
 
     Raises:
-        CheckpointError: there is none, or it is not complete.
+        CheckpointError: there is no checkpoint, or it is not complete.
     """
     manifest = load_manifest(path)
     damage = _damage(path, manifest.files)
@@ -149,10 +149,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def sound_checkpoint(path: Path) -> Checkpoint:
-    """Return the undamaged checkpoint in a folder `global_step_N`, all of whose files are read.
+    """Return the checkpoint in a folder `global_step_N`, after reading and verifying all of its files.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is no checkpoint, or it is damaged.
     """
     checkpoint = open_checkpoint(path)
     checkpoint.verify()
@@ -165,12 +165,12 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[str] = ("",)) -> None:
-    """Read the files of the checkpoint in a folder, and compare them with the digests in its manifest.
+    """Read the files of a checkpoint, and compare them with the digests in its manifest.
 
     Args:
         path: the folder `global_step_N`.
-        manifest: the manifest of the checkpoint; None: it is loaded.
-        within: path prefixes of the files to verify; all by default.
+        manifest: the manifest of the checkpoint; by default it is loaded.
+        within: path prefixes of the files to verify; by default all.
 
     Raises:
         CheckpointError: a file is missing or damaged. If the manifest has no digests, only sizes are compared.
@@ -184,9 +184,9 @@ def verify_files(path: Path, manifest: Manifest | None = None, within: Sequence[
 
 
 def first_sound(folders: Iterable[Path]) -> Checkpoint | None:
-    """Return the first undamaged checkpoint, or None; warn about each damaged one, with what is used instead.
+    """Return the first undamaged checkpoint, or None; log a warning about each damaged one before it.
 
-    All files of the checkpoints are read.
+    All files of these checkpoints are read.
     """
     damaged: list[str] = []
     sound = None
@@ -209,7 +209,7 @@ def load_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint in the folder `path`, complete or not.
 
     Raises:
-        CheckpointError: there is none, it has an unknown version, or a field is invalid.
+        CheckpointError: there is no manifest, its version is unknown, or a field is invalid.
     """
     try:
         return read_model(path / MANIFEST, ManifestFile)
@@ -224,7 +224,7 @@ def config_hash(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions for a checkpoint's manifest, with torch's if installed."""
+    """Return the versions for a checkpoint's manifest, with that of torch if installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions_by_name = {"rlinf": __version__, "python": platform.python_version()}
@@ -249,7 +249,7 @@ def look_at(path: Path) -> Checkpoint | str:
 
 
 def _damage(path: Path, files: Mapping[str, int]) -> str | None:
-    """Return the first missing or resized one of the files, given by name with their sizes, in words."""
+    """Return a description of the first missing or resized file, or None; `files` holds sizes by name."""
     for name, size in files.items():
         try:
             size_on_disk = os.stat(path / name).st_size
@@ -263,7 +263,7 @@ def _damage(path: Path, files: Mapping[str, int]) -> str | None:
 def changed_file(
     path: Path, files: Mapping[str, int], digests: Mapping[str, str], most: float = math.inf
 ) -> str | None:
-    """Return the first of the files whose digest is another one, in words; at most so many bytes are read."""
+    """Return a description of the first file whose digest differs, or None; reads at most `most` bytes, small first."""
     for name, size in sorted(files.items(), key=lambda file: file[1]):
         most -= size
         if not digests or most < 0:
@@ -282,7 +282,7 @@ def _shown(value: object) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits; it is read in pieces.
+    """Return the SHA-256 of a file in hexadecimal digits; the file is read in pieces.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.

@@ -46,8 +46,8 @@ class CheckpointStore:
     """The checkpoints of one run.
 
     Args:
-        folder: their folder; created with the first one.
-        keep: how many of the newest complete ones to keep, besides a snapshot; -1: all.
+        folder: the folder of the checkpoints, created with the first one.
+        keep: the number of newest complete checkpoints to keep, besides a snapshot; -1 for all.
     """
 
     def __init__(self, folder: Path, keep: int = KEEP_ALL) -> None:
@@ -55,7 +55,7 @@ class CheckpointStore:
         self.keep = keep
 
     def begin(self, step: int) -> Path:
-        """Return an empty temporary folder, for the workers to write the checkpoint of `step` into before `commit`.
+        """Return an empty temporary folder into which the workers write the checkpoint of `step` before `commit`.
 
         Partial checkpoints of earlier processes are removed: a run has one writer.
 
@@ -65,7 +65,9 @@ class CheckpointStore:
         work = self.folder / f"{_WRITING}{folder_name(step)}"
         try:
             self.recover()
-            work.mkdir(parents=True)
+            # Not with its parents: a run whose folder was renamed meanwhile must not save to a new one.
+            self.folder.mkdir(exist_ok=True)
+            work.mkdir()
         except OSError as error:
             raise _unwritable(self.folder, error) from error
         return work
@@ -73,10 +75,10 @@ class CheckpointStore:
     def commit(self, step: int, manifest: Manifest) -> Path:
         """Turn the files written since `begin` into the checkpoint of `step`, and remove surplus checkpoints.
 
-        An existing one of the same step is replaced, atomically.
+        An existing checkpoint of the same step is replaced atomically.
 
         Returns:
-            Its folder, `global_step_N`.
+            The folder of the checkpoint, `global_step_N`.
 
         Raises:
             CheckpointError: `begin` was not called for this step, or the folder cannot be written.
@@ -90,7 +92,7 @@ class CheckpointStore:
         return final
 
     def replace(self, checkpoint: Checkpoint) -> None:
-        """Turn the files written since `begin` into those of an existing checkpoint, atomically; others stay.
+        """Replace the files of an existing checkpoint by those written since `begin`, atomically; remove no other one.
 
         Raises:
             CheckpointError: see `commit`.
@@ -131,9 +133,9 @@ class CheckpointStore:
         durable.remove_tree(self.folder / f"{_WRITING}{folder_name(step)}")
 
     def latest(self) -> Checkpoint | None:
-        """Return the complete checkpoint of the highest step, or None; for use, take `latest_sound`.
+        """Return the complete checkpoint of the highest step, or None; to load it, use `latest_sound`.
 
-        Determined from the folders, not from the file `latest`: a run can be killed between the two.
+        It is determined from the folders, not from the file `latest`: a run can be killed between the two writes.
         """
         return next(iter(reversed(self.complete())), None)
 
@@ -142,7 +144,7 @@ class CheckpointStore:
         return first_sound(self.folders())
 
     def require_sound(self) -> Checkpoint:
-        """Return `latest_sound`.
+        """Return the undamaged checkpoint of the highest step.
 
         Raises:
             CheckpointError: there is none.
@@ -162,11 +164,11 @@ class CheckpointStore:
         return [look for look in map(look_at, reversed(self.folders())) if isinstance(look, Checkpoint)]
 
     def damaged(self, read: int = 0) -> list[str]:
-        """Return in words which checkpoints lack files, or have cut or changed ones, and which is used.
+        """Return descriptions of the damaged checkpoints, each with the checkpoint that is used instead.
 
         Args:
-            read: bytes of files that are read, the smallest first, to find changes of the one that is used; of others
-                sizes are compared.
+            read: the most bytes of files of each checkpoint, small files first, whose digests are compared until one
+                is found undamaged; of further checkpoints only sizes are compared.
         """
         looks: list[tuple[Path, Checkpoint | str]] = []
         used: Checkpoint | None = None
@@ -183,12 +185,12 @@ class CheckpointStore:
         ]
 
     def folders(self) -> list[Path]:
-        """Return the folders of checkpoints, damaged ones included, highest step first."""
+        """Return the folders of all checkpoints, including damaged ones, highest step first."""
         folders = [(int(match[1]), path) for path in self._entries() if (match := FOLDER_NAME.fullmatch(path.name))]
         return [path for _, path in sorted(folders, reverse=True)]
 
     def recover(self) -> None:
-        """Clean up after a killed process. Only the writing process may call this."""
+        """Clean up after a killed process. Only the process that writes checkpoints may call this."""
         for path in self._entries():
             if path.name.startswith((_WRITING, _DISCARDED)):
                 durable.remove_tree(path)
@@ -202,7 +204,7 @@ class CheckpointStore:
                 path.unlink(missing_ok=True)
 
     def _retain(self, newest: Path) -> None:
-        """Remove surplus checkpoints and earlier snapshots, each renamed first so that it vanishes atomically."""
+        """Remove surplus checkpoints and earlier snapshots; each is renamed first, so that it vanishes atomically."""
         done = self.complete()
         lasting = [checkpoint for checkpoint in done if not checkpoint.manifest.snapshot]
         surplus = lasting[: -self.keep] if self.keep != KEEP_ALL else []
@@ -218,7 +220,7 @@ class CheckpointStore:
 
 
 def _encode(manifest: Manifest) -> str:
-    # JSON has no NaN: it is written as null.
+    # NaN is written as null, since JSON has no NaN.
     metrics = {
         name: value if value is not None and math.isfinite(value) else None for name, value in manifest.metrics.items()
     }
@@ -235,12 +237,12 @@ def _unwritable(folder: Path, error: OSError) -> CheckpointError:
 
 
 def _described(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the size of every file in bytes, and its digest, each by the file's path within the folder.
+    """Return the size in bytes and the digest of every file, by its path within the folder.
 
-    Several files are read at once: hashing, 0.7 s a GiB, releases Python's lock.
+    Several files are read in parallel: hashing takes 0.7 s per GiB, and releases Python's lock.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     names = sorted(paths)

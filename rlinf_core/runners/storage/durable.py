@@ -1,7 +1,4 @@
-"""File system changes that are atomic even if the process or the machine dies at any moment.
-
-Also opens files that others may have created.
-"""
+"""File system changes that are atomic even if the process or the machine dies at any moment."""
 
 from __future__ import annotations
 
@@ -16,22 +13,22 @@ from typing import Final
 
 from rlinf_core.foreign.files import NO_ROOM, create_aside, open_below
 
-# Errors of file systems without locks.
-_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+# The errors of file systems without locks.
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
-    """Write a file atomically: readers find the old one or the new one.
+    """Write a file atomically: readers find either the old or the new file.
 
-    A link of this name is replaced, and its target untouched. All writers of whole files in a run folder use this.
+    A link of this name is replaced, and its target not changed. All writers of whole files in a run folder use this.
 
     Args:
         path: the path of the file.
-        content: its bytes, or its text, which becomes UTF-8.
+        content: the bytes, or the text, which is encoded as UTF-8.
         mode: the mode of the file, before the process's umask.
 
     Raises:
-        OSError: it cannot be written; no partial file is left.
+        OSError: the file cannot be written; no partial file is left.
     """
     descriptor, part = create_aside(path, mode)
     try:
@@ -48,12 +45,12 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
 
 
 def write_short(path: Path, text: str) -> None:
-    """Write a short file as `write_whole`; on a full disk, overwrite the old one in place.
+    """Write a short file as `write_whole` does; on a full disk, overwrite the old file in place.
 
-    A crash at that moment may leave a partial file; a missing end status would be worse.
+    A crash at that moment may leave a partial file, which is better than a missing end status.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     try:
         write_whole(path, text)
@@ -70,10 +67,10 @@ def write_short(path: Path, text: str) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write bytes at the current place of a file: a disk that fills up takes a part of them without an error.
+    """Write all bytes at the current offset of a file; `os.write` may write only a part if the disk fills up.
 
     Raises:
-        OSError: they cannot be written; a part may be.
+        OSError: the bytes cannot be written; a part of them may be.
     """
     rest = memoryview(content)
     while rest:
@@ -81,28 +78,29 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def append_whole(descriptor: int, content: bytes) -> None:
-    """Append bytes to a file that is open with O_APPEND, and that nobody else writes to: all of them or none.
+    """Append all bytes or none to a file that is open with O_APPEND and has no other writer.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the bytes cannot be written.
     """
     size = os.fstat(descriptor).st_size
     try:
         write_all(descriptor, content)
     except BaseException:
-        # What follows a part of a record would be read as the rest of it.
+        # The next record would be read as the rest of a partial one.
         with suppress(OSError):
             os.ftruncate(descriptor, size)
         raise
 
 
 @contextmanager
-def claimed(path: Path) -> Generator[bool, None, None]:
+def claimed(path: Path, flags: int = os.O_RDWR) -> Generator[bool, None, None]:
     """Hold an exclusive lock on a file within the block; yield False if another process holds it.
 
-    `write_whole` replaces the file: read it within the block. On a file system without locks, every process gets it.
+    `write_whole` replaces the file, so read it within the block. Without locks in the file system, it yields True.
+    With the flags `os.O_RDONLY`, a file that may only be read can be locked on most file systems.
     """
-    descriptor = open_below(path.parent, path.name, os.O_RDWR)
+    descriptor = open_below(path.parent, path.name, flags)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +129,7 @@ def sync_folder(folder: Path) -> None:
     try:
         _sync(folder)
     except OSError:
-        # Some network file systems refuse this for folders, but order name changes themselves.
+        # Some network file systems refuse this for folders, but keep the order of name changes themselves.
         return
 
 
@@ -151,7 +149,7 @@ def keep_old(path: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with its contents, if it exists. Of a link to one, the link is removed."""
+    """Remove a folder with its contents, if it exists; of a link to a folder, only the link."""
     if folder.is_symlink():
         with suppress(OSError):
             folder.unlink()

@@ -1,10 +1,10 @@
-"""`evidence/` and `quarantine/` of a run folder: what failed, and the items that processes died of.
+"""`evidence/` and `quarantine/` of a run folder: the data about failures, and the items that caused deaths.
 
-evidence/20261126-013742/   what could be seen of a failure while its processes still lived
-  failure.json              what failed, with the whole error of each process; see `EvidenceFile`
-  waits.json, stacks.txt    who waited for whom, and in which frame
-  memory.json               of processes, control group and /dev/shm
-  logs/, ray/, kernel.txt   ends of logs, and the kernel's lines about our processes
+evidence/20261126-013742/   the data about a failure, collected while its processes still lived
+  failure.json              the failures, with the whole error of each process; see `EvidenceFile`
+  waits.json, stacks.txt    the waits of processes, and their stacks
+  memory.json               the memory of processes, control group and /dev/shm
+  logs/, ray/, kernel.txt   ends of logs, and the kernel's lines about the job's processes
   versions.json, config.yaml, in_flight.json
 quarantine/task-17.json     an item that is no longer processed; see `QuarantinedItem`
 """
@@ -27,9 +27,9 @@ from rlinf_core.runners.storage import durable
 FOLDER: Final = "evidence"
 FAILURE: Final = "failure.json"
 SCHEMA: Final = "rlinf.evidence/1"
-# The first ones and the newest are kept.
+# The most bundles: the first and the newest ones are kept.
 MOST_BUNDLES: Final = 8
-# Of one bundle, and of a file in it.
+# The most bytes of a bundle, and of a file in it.
 MOST_BYTES: Final = 20 << 20
 MOST_FILE_BYTES: Final = 1 << 20
 _MOST_READ: Final = 64
@@ -47,18 +47,18 @@ class FailedProcess(FileModel):
         name: `EnvGroup:0`, or `the driver`.
         component, rank: the component and rank of a worker.
         method: the called method; null for the driver.
-        place: where it ran, in words.
-        type: the type of its error, as in `ValueError`.
-        bases: the names of that type and of those that it derives from.
-        code: the code of an error of rlinf's own that has one; see `RLinfError`.
+        place: a description of where it ran.
+        type: the type of its error, for example `ValueError`.
+        bases: the names of that type and of its base classes.
+        code: the code of an rlinf error that has one; see `RLinfError`.
         text, traceback: the whole error.
-        why, help: the cause and the remedy in an error of rlinf's own.
-        position: `FILE:LINE in FUNCTION` of the frame that raised it, the user's own if there is one.
+        why, help: the cause and the remedy in an rlinf error.
+        position: `FILE:LINE in FUNCTION` of the frame that raised it, of user code if possible.
         consequence: whether another failure caused it.
         died: whether the process itself ended.
-        signal: the signal that ended it, as in `SIGKILL`; null if none did, or it is unknown.
-        exit_code: the exit code that it ended with; null likewise.
-        out_of_memory: the kernel's words on a kill for memory that named this process or its control group, or null.
+        signal: the signal that ended it, for example `SIGKILL`; null if none did, or it is unknown.
+        exit_code: its exit code; null likewise.
+        out_of_memory: a text about a kill for lack of memory in this process or its control group, or null.
     """
 
     name: Name
@@ -85,11 +85,11 @@ class EvidenceFile(FileModel):
     """The content of `failure.json`.
 
     Attributes:
-        time: when it was written, in seconds since 1970.
+        time: the time when it was written, in seconds since 1970.
         step: the last finished step.
         what: the first failure in one line.
-        failures: root causes first.
-        missing: what could not be collected, each with the reason.
+        failures: the failures, root causes first.
+        missing: the parts that could not be collected, each with the reason.
     """
 
     schema_: Annotated[Literal["rlinf.evidence/1"], Field(alias="schema")]
@@ -101,7 +101,7 @@ class EvidenceFile(FileModel):
 
 
 class Bundle(NamedTuple):
-    """A folder of evidence, and what failed."""
+    """A folder of evidence, with the content of its `failure.json`."""
 
     path: Path
     content: EvidenceFile
@@ -126,7 +126,7 @@ def read_bundles(run_folder: Path) -> tuple[list[Bundle], list[str]]:
 
 
 def bundle_folders(run_folder: Path) -> list[Path]:
-    """Return the folders of evidence of a run, by name, which begins with the time; without links and partial ones."""
+    """Return a run's folders of evidence in the order of their names, that is, of time; no links or partial ones."""
     try:
         names = sorted(entry.name for entry in os.scandir(run_folder / FOLDER) if entry.is_dir(follow_symlinks=False))
     except OSError:
@@ -135,15 +135,15 @@ def bundle_folders(run_folder: Path) -> list[Path]:
 
 
 class QuarantinedItem(FileModel):
-    """An item that was set aside.
+    """A quarantined item.
 
     Attributes:
-        kind: the kind of the item, as in `task`.
-        item: which one, as in the number of its row in the data.
-        step: the step that it was for; 0: an evaluation.
-        time: when it was set aside, in seconds since 1970.
-        deaths: how the processes died that it was given to, one line each.
-        replay: what `rlinf why --replay` needs to do it again; empty where that cannot be done alone.
+        kind: the kind of the item, for example `task`.
+        item: the name of the item, for example the number of its row in the data.
+        step: the step for which it was processed; 0 for an evaluation.
+        time: the time when it was quarantined, in seconds since 1970.
+        deaths: descriptions of the deaths of processes with the item, one line each.
+        replay: the data with which `rlinf why --replay` repeats it; empty if it cannot be repeated alone.
     """
 
     schema_: Annotated[Literal["rlinf.quarantine/1"], Field(alias="schema")]
@@ -158,10 +158,10 @@ class QuarantinedItem(FileModel):
 def quarantine(
     run_folder: Path, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
 ) -> Path:
-    """Keep what is known about a quarantined item; return the file.
+    """Write the file of a quarantined item; return its path.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     content = QuarantinedItem.model_validate(
         {
@@ -181,7 +181,7 @@ def quarantine(
 
 
 def read_quarantine(run_folder: Path) -> dict[str, QuarantinedItem]:
-    """Return the items that a run set aside, by the name of their file; what cannot be read is left out."""
+    """Return the items that a run has quarantined, by the name of their file; unreadable files are left out."""
     items: dict[str, QuarantinedItem] = {}
     try:
         with os.scandir(run_folder / QUARANTINE) as entries:

@@ -18,7 +18,7 @@ from rlinf_core.runners.storage import durable
 
 FILE: Final = "first_contact.json"
 SCHEMA: Final = "rlinf.first_contact/1"
-# `differs`: of something that is not a reason to end the run; else it would not have begun.
+# `differs` stands for a difference that does not end the run; others raise an error before it begins.
 Verdict: TypeAlias = Literal["agrees", "differs", "skipped"]
 VERDICTS: Final[Sequence[Verdict]] = ("agrees", "skipped", "differs")
 SKIPPED: Final = "left out by `runner.skip_checks`"
@@ -28,10 +28,10 @@ class Difference(NamedTuple):
     """The result of a comparison.
 
     Attributes:
-        largest: the largest difference in the units of what was compared; None: it either agrees or not.
-        bound: up to which it agrees.
-        note: more in words.
-        agrees: whether it does.
+        largest: the largest difference, in the unit of the compared values; None if the comparison has no number.
+        bound: the largest difference that still agrees.
+        note: further text.
+        agrees: whether the two sides agree.
     """
 
     largest: float | None = None
@@ -42,17 +42,17 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ContactCheck:
-    """A comparison of something from outside with its description or an independent reference.
+    """A comparison of external data or code with its description or an independent reference.
 
     Attributes:
-        component: the component whose workers compared, as in `actor`.
-        what: was compared, as in "observations of env.train".
+        component: the component whose workers compared, for example `actor`.
+        what: the compared thing, for example "observations of env.train".
         with_: its reference.
         verdict: see `Verdict`.
-        largest_difference: the largest difference, in the units of what was compared; None: it either agrees or not.
-        bound: up to which it agrees.
-        seconds: the seconds that it took, the longest of the processes; None: it is a part of loading or of a step.
-        note: more in words.
+        largest_difference: the largest difference, in the unit of the compared values; None without a number.
+        bound: the largest difference that still agrees.
+        seconds: the longest time of a process; None if the comparison is a part of loading or of a step.
+        note: further text.
     """
 
     component: str
@@ -66,7 +66,7 @@ class ContactCheck:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The two things, and who compared them."""
+        """The component, the compared thing and its reference."""
         return self.component, self.what, self.with_
 
 
@@ -75,7 +75,7 @@ class FirstContact:
 
     Args:
         component: the component of the process.
-        skips: leave out the costly ones.
+        skips: whether to leave out costly comparisons.
 
     Attributes:
         skips: see above.
@@ -89,12 +89,12 @@ class FirstContact:
     def compare(
         self, what: str, with_: str, comparison: Callable[[], Difference | None], *, cheap: bool = False
     ) -> None:
-        """Run a comparison and keep its result; an exception ends the start of the worker.
+        """Run a comparison and keep its result; its exception aborts the start of the worker.
 
         Args:
             what, with_: see `ContactCheck`.
-            comparison: returns None where there is nothing to compare.
-            cheap: it is never left out.
+            comparison: returns the result, or None if there is nothing to compare.
+            cheap: whether the comparison is cheap, and so never left out.
         """
         if self.skips and not cheap:
             self._checks.append(ContactCheck(self._component, what, with_, "skipped", note=SKIPPED))
@@ -105,11 +105,11 @@ class FirstContact:
             self.keep(what, with_, result, time.perf_counter() - began)
 
     def keep(self, what: str, with_: str, result: Difference | None = None, seconds: float | None = None) -> None:
-        """Keep the result of a comparison that was made by the way, as a part of loading or of a step."""
+        """Keep the result of a comparison that was made as a part of loading or of a step."""
         result = result or Difference()
         verdict: Verdict = "agrees" if result.agrees else "differs"
         if result.largest is not None and not math.isfinite(result.largest):
-            # JSON has no such number.
+            # JSON has no infinity or NaN.
             result = result._replace(
                 largest=None, note=f"the difference is {result.largest}; {result.note}".strip("; ")
             )
@@ -124,9 +124,9 @@ class FirstContact:
 
 
 def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
-    """Add comparisons to the file of a run folder; processes that compared the same have one line, of the worst result.
+    """Add comparisons to the file of a run folder; of equal comparisons by several processes, keep the worst result.
 
-    A run that continues from a checkpoint compares again, which replaces what was there. One process of a job writes.
+    A run that resumes from a checkpoint compares again, and replaces its earlier results. One process of a job writes.
     """
     new: dict[tuple[str, str, str], ContactCheck] = {}
     for comparison in comparisons:
@@ -145,7 +145,7 @@ def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
 
 
 def _worse(one: ContactCheck, other: ContactCheck) -> ContactCheck:
-    """Return the result of two processes that compared the same."""
+    """Return the worse result of two processes with the same comparison, with the longer time."""
     worst = max(one, other, key=lambda check: (VERDICTS.index(check.verdict), check.largest_difference or 0.0))
     return replace(
         worst, seconds=max((spent for spent in (one.seconds, other.seconds) if spent is not None), default=None)
@@ -164,7 +164,7 @@ def read_comparisons(folder: Path) -> list[ContactCheck]:
 
 
 def comparisons_text(checks: Sequence[ContactCheck]) -> str:
-    """Return the results of comparisons and their cost in one line, as in "8 agree, 1 skipped, 2.1 s"."""
+    """Return the results of comparisons and their time in one line, for example "8 agree, 1 skipped, 2.1 s"."""
     counts = [(sum(check.verdict == verdict for check in checks), verdict) for verdict in VERDICTS]
     words = {"agrees": "agree", "differs": "differ"}
     listed = ", ".join(f"{count} {words.get(verdict, verdict)}" for count, verdict in counts if count)
@@ -172,7 +172,7 @@ def comparisons_text(checks: Sequence[ContactCheck]) -> str:
 
 
 def _check(row: object) -> ContactCheck | None:
-    """Return a row of the file; None where a value is not of its type."""
+    """Return the comparison in a row of the file; None if a value has another type than expected."""
     if not isinstance(row, dict):
         return None
     fields = cast("dict[str, Any]", row)

@@ -1,4 +1,4 @@
-"""`profile.json` of a run: how long the timed calls of its processes take, by rows. Written and read here."""
+"""`profile.json` of a run: the durations of its processes' timed calls, by rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlinf_core.foreign.files import FileModel, read_model
 from rlinf_core.runners.storage import durable
 from rlinf_core.worker.calls import CallRecord, call_records, size_of
 
-# Who counts what is known to the loop alone, such as lengths of answers.
+# The component that records sizes known only to the loop, such as lengths of answers.
 DRIVER: Final = "driver"
-# Durations are kept as this many quantiles at equal distances, from the smallest to the largest.
+# The number of evenly spaced quantiles of the durations, from the smallest to the largest, that are kept.
 _QUANTILES: Final = 21
 
 
@@ -24,14 +24,14 @@ _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class CallsOfSize(FileModel):
-    """The calls of one tag with about as many rows, over all processes of a component.
+    """The calls of one tag with about the same number of rows, over all processes of a component.
 
     Attributes:
         phase: the tag.
         processes: the number of processes that had such calls.
-        rows: rows of a call on average; 0: it has none.
-        calls, seconds: their number and sum.
-        quantiles: durations at equal distances, from the smallest to the largest; empty for what takes no time.
+        rows: the average rows of a call; 0 if it has none.
+        calls, seconds: the number of calls, and the sum of their durations.
+        quantiles: evenly spaced quantiles of the durations, from the smallest to the largest; empty without durations.
     """
 
     component: str
@@ -47,8 +47,8 @@ class RunProfile(FileModel):
     """The content of `profile.json`.
 
     Attributes:
-        rows: the calls.
-        load, cpus: the load of the driver's machine at the end, and its processors.
+        rows: the calls, by component, tag and size.
+        load, cpus: the load average of the driver's machine at the end, and the number of its processors.
     """
 
     rows: list[CallsOfSize]
@@ -57,7 +57,7 @@ class RunProfile(FileModel):
 
 
 def read_profile(file: Path) -> RunProfile:
-    """Return what a run wrote.
+    """Return the profile that a run wrote.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
@@ -66,7 +66,7 @@ def read_profile(file: Path) -> RunProfile:
 
 
 def write_profile(file: Path, components: Mapping[str, Sequence[Sequence[CallRecord]]]) -> None:
-    """Write the calls of all processes, those of the driver included.
+    """Write the calls of all processes, including the driver.
 
     Args:
         file: the file.

@@ -1,4 +1,4 @@
-"""Files of records, one JSON object a line, which one process writes while others read, and the events of a run."""
+"""Files of records, one JSON object per line, written by one process while others read; and the events of a run."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from rlinf_core.foreign.files import (
     open_log,
     open_regular,
 )
+from rlinf_core.foreign.terminal_text import encodable
 from rlinf_core.runners.storage.durable import append_whole
 
 T = TypeVar("T")
 M = TypeVar("M", bound=FileModel)
-# A longer line is not ours; it is read in pieces, none of which is JSON.
+# The longest line: rlinf writes no longer ones. A longer line is read in pieces, which are no valid JSON.
 _LONGEST_LINE: Final = 16 << 20
 _MIB: Final = 1 << 20
 
 
 class RecordFile(Generic[T]):
-    """A file of records. It is read as far as it is whole: a torn last line is passed over.
+    """A file of records. Reading skips a torn last line.
 
     Args:
         path: the file, which need not exist.
-        parse: makes the record of a line; a ValueError says in words what is wrong with the line.
-        most: the largest size that is read, in bytes; None: any, for files that are read piece by piece.
+        parse: makes a record from a line; raises ValueError with a description if the line is invalid.
+        most: the largest size that is read, in bytes; None for no limit.
     """
 
     def __init__(self, path: Path, parse: Callable[[bytes], T], most: int | None = None) -> None:
@@ -54,7 +55,7 @@ class RecordFile(Generic[T]):
         return (record for _, _, record in self.placed())
 
     def placed(self) -> Iterator[tuple[int, int, T]]:
-        """Yield each record with the bytes at which its line begins and ends; raise as iteration does."""
+        """Yield each record with the offsets in bytes of the beginning and end of its line; raise as iteration does."""
         stop = 0
         for raw in self._lines():
             start, stop = stop, stop + len(raw)
@@ -65,7 +66,7 @@ class RecordFile(Generic[T]):
             yield start, stop, record
 
     def with_faults(self, most: int | None = None) -> tuple[list[T], list[str]]:
-        """Return the records, and at most `most` of the errors of invalid lines in words; raise as iteration does."""
+        """Return the records, and descriptions of at most `most` invalid lines; raise as iteration does."""
         records: list[T] = []
         faults: list[str] = []
         for number, raw in enumerate(self._lines(), start=1):
@@ -83,10 +84,10 @@ class RecordFile(Generic[T]):
                 yield self._parse(raw)
 
     def append(self, line: str) -> None:
-        """Append a line as a whole or not at all. Nobody else may write to the file.
+        """Append a line as a whole or not at all. The file must have no other writer.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the line cannot be written.
         """
         descriptor = open_log(self.path.parent, self.path.name)
         try:
@@ -95,7 +96,7 @@ class RecordFile(Generic[T]):
             os.close(descriptor)
 
     def _lines(self, size: int | None = None) -> Iterator[bytes]:
-        """Yield the lines but a torn last one; with `size` those of the end alone."""
+        """Yield the lines except a torn last one; with `size`, only the whole lines in the last `size` bytes."""
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
@@ -114,10 +115,10 @@ class RecordFile(Generic[T]):
 
 
 def parse_model(raw: bytes, model: type[M]) -> M:
-    """Return the record of a line that is a model's.
+    """Return the record in a line, as an instance of `model`.
 
     Raises:
-        ValueError: it is none; the message names the field and its value.
+        ValueError: the line is no such record; the message names the field and its value.
     """
     try:
         return model.model_validate_json(raw)
@@ -129,7 +130,7 @@ def parse_model(raw: bytes, model: type[M]) -> M:
 #
 #     {"time": 1773482102.5, "kind": "restarted", "step": 20, "text": "`env:1` died in `interact`", "details": []}
 #
-# A stable, machine-readable form of what the driver's log says.
+# They are a stable, machine-readable form of the driver's log.
 
 
 FILE: Final = "events.jsonl"
@@ -137,20 +138,20 @@ FILE: Final = "events.jsonl"
 STARTED: Final = "started"
 RESUMED: Final = "resumed"
 RESTARTED: Final = "restarted"
-# Dead workers were started again alone.
+# Only the dead workers were started again.
 RELAUNCHED: Final = "relaunched"
-# A spare serves as a lost node, or a node is back.
+# A spare replaces a lost node, or a node is back.
 NODES: Final = "nodes"
-# What became of the items that were in flight at the checkpoint that a run goes on from.
+# The fates of the items that were in flight at the checkpoint from which a run resumes.
 ITEMS: Final = "items"
 # An environment has an error in its own code.
 ENVIRONMENT: Final = "environment"
-# An evaluation lacks some of what it was asked for.
+# An evaluation lacks some of the requested episodes or samples.
 INCOMPLETE: Final = "incomplete"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
-# A line of details that names the folder of evidence begins with it.
+# The beginning of a line of details that names a folder of evidence.
 EVIDENCE: Final = "evidence"
 
 
@@ -176,9 +177,10 @@ def append_event(folder: Path, kind: str, step: int, text: str, details: Sequenc
     """Append an event of the run in `folder`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the event cannot be written.
     """
-    event = {"time": time.time(), "kind": kind, "step": step, "text": text, "details": list(details)}
+    text, details = encodable(text), list(map(encodable, details))
+    event = {"time": time.time(), "kind": kind, "step": step, "text": text, "details": details}
     _events_in(folder).append(json.dumps(event, ensure_ascii=False))
 
 

@@ -2,7 +2,7 @@
 
     runs/embodied-20260314-101502/
       run.json        see `rlinf_core.runners.storage.run_state`
-      config.yaml     the resolved configuration, secrets masked
+      config.yaml     the resolved configuration, secrets masked; config.1.yaml, ...: before it was resumed with another
       metrics.jsonl   one JSON object for each step
       logs/COMPONENT/rank_N.log
       checkpoints/    see `rlinf_core.runners.storage.checkpoint`
@@ -12,19 +12,22 @@
       profiles/       with `runner.profiler`
       curve.png, curve.svg
       events.jsonl    its start, checkpoints, restarts and end, one JSON object per line
-      evidence/       of each failure and restart, see `rlinf_core.runners.storage.evidence`
+      evidence/       the evidence of failures and restarts, see `rlinf_core.runners.storage.evidence`
       origins.json, placement.json, report.html
 
-Imports nothing heavy, as commands use it, too.
+It imports no heavy package, since commands use it, too.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
@@ -40,7 +43,7 @@ from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, config_hash
 from rlinf_core.runners.storage.checkpoint_store import KEEP_ALL, CheckpointStore
-from rlinf_core.runners.storage.resuming import config_id, find_source, run_of, values_of
+from rlinf_core.runners.storage.resuming import config_id, find_source, run_to_resume, values_of
 from rlinf_core.runners.storage.run_events import RecordFile, parse_model
 from rlinf_core.runners.storage.run_state import STATE, Attempt, RunState, mark, read_state, runs_in, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -53,7 +56,7 @@ _UNSAFE: Final = re.compile(r"[^\w.-]+")
 
 
 class RunFolder:
-    """One run's folder. Made by `create`, found by `open` and `latest`.
+    """The folder of one run; made by `create`, found by `open` and `latest`.
 
     Attributes:
         path: the folder, absolute.
@@ -67,7 +70,7 @@ class RunFolder:
         self._keep = keep
         # The resolved configuration of a resumed run, written once its workers have started.
         self._pending_config: str | None = None
-        # Releases the driver process's open handles of the folder.
+        # Closes the driver's open handle of the folder.
         self._let_go: Callable[[], object] = lambda: None
 
     def __repr__(self) -> str:
@@ -84,47 +87,50 @@ class RunFolder:
     ) -> Self:
         """Return the folder of a run that starts in this process.
 
-        Without `runner.resume_dir`, or with `auto` for an experiment without checkpoints, it is a new one. Else it is
-        the folder of that checkpoint. If that has newer ones, or is a copy whose checkpoints belong to another folder,
-        these stay, and the run starts in a new folder with the metrics up to the checkpoint.
+        Without `runner.resume_dir`, or with `auto` for an experiment without checkpoints, it is a new folder. Else it
+        is the folder of the run of the checkpoint to resume from. If that run has newer checkpoints, cannot be written,
+        or is a copy whose checkpoints belong to another folder, it stays unchanged, and this run starts in a new folder
+        with the metrics up to the checkpoint.
 
         Args:
-            runner: the run's own section.
+            runner: the run's section `runner`.
             recipe: the recipe's name.
             checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder named after the run in it.
-            facts: values that must match the checkpoint (`Manifest.facts`); None: not checked here.
-            config_text: the resolved configuration, secrets masked: `auto` only resumes a run with the same one
-            (`resuming`); None: any.
+            facts: the values that must match the checkpoint (`Manifest.facts`); None for no check here.
+            config_text: the resolved configuration, secrets masked, which a run resumed by `auto` must share (see
+                `resuming`); None for any.
 
         Raises:
-            CheckpointError: there is no complete checkpoint at `resume_dir`, it does not match, or `auto` finds only
-                runs of other configurations; no folder was changed.
+            CheckpointError: there is no complete checkpoint at `resume_dir`, it does not match or is of another recipe,
+                or `auto` finds only runs of other configurations; no folder is changed.
             RunError: the folder cannot be written, or the run to resume is still active.
         """
         log_path = Path(runner.logger.log_path).absolute()
         experiment = runner.logger.experiment_name or recipe
         resume_dir = runner.resume_dir if isinstance(runner, RunnerConfig) else None
         source = find_source(resume_dir, log_path, experiment, config_text)
+        path = None if source is None else run_to_resume(source, log_path, recipe)
+        home = None if path is None else cls.open(path)
         if source is not None and facts is not None:
             source.check(facts)
-        path = None if source is None else run_of(source.path, log_path)
-        home = None if path is None else cls.open(path)
         try:
             if home is None or source is None:
                 folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
                 folder._begin(runner, source)
                 return folder
             # Of two concurrent commands only one resumes the run.
-            with durable.claimed(home.path / STATE) as ours:
+            writable = os.access(home.path, os.W_OK) and os.access(home.path / STATE, os.W_OK)
+            with durable.claimed(home.path / STATE, os.O_RDWR if writable else os.O_RDONLY) as ours:
                 if not ours or home.refresh().going_on:
                     raise _going_on(home)
                 newest = home.checkpoints.latest()
-                own = why_not_own(home.path, home.state) is None
+                own = writable and why_not_own(home.path, home.state) is None
                 if own and newest is not None and newest.step == source.step:
                     folder = cls(home.path, home.state)
                 else:
                     folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
                     _copy_metrics(home.metrics_file, folder.metrics_file, source.step)
+                    _copy_configs(home, folder)
                 folder._begin(runner, source)
                 return folder
         except OSError as error:
@@ -135,14 +141,14 @@ class RunFolder:
         """Return the run folder at `path`, for reading.
 
         Raises:
-            RunError: it is not a run folder.
+            RunError: `path` is not a run folder.
         """
         folder = Path(path).absolute()
         return cls(folder, read_state(folder))
 
     @classmethod
     def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
-        """Return the newest run folder in `log_path`, of one experiment or of any; None if there is none."""
+        """Return the newest run folder in `log_path`, of one experiment or of any, or None."""
         runs = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
         wanted = [run for run in runs if experiment in (None, run.state.experiment)]
         return max(wanted, key=lambda run: (run.state.created, run.path.name), default=None)
@@ -152,14 +158,12 @@ class RunFolder:
         """Return a new folder with a state; existing folders are never reused."""
         log_path.mkdir(parents=True, exist_ok=True)
         # An experiment name may contain characters invalid in folder names; a leading dot would hide the folder.
-        name = f"{_UNSAFE.sub('_', experiment).lstrip('.') or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
-        number = 1
+        names = _stamped(_UNSAFE.sub("_", experiment).lstrip(".") or "run")
         while True:
-            path = log_path / (name if number == 1 else f"{name}-{number}")
+            path = log_path / next(names)
             elsewhere = None if checkpoint_save_path is None else Path(checkpoint_save_path).absolute() / path.name
             if _made(path, elsewhere):
                 break
-            number += 1
         run_id = uuid4().hex
         if elsewhere is not None:
             mark(elsewhere, path, run_id)
@@ -177,11 +181,11 @@ class RunFolder:
         return folder
 
     def _begin(self, runner: RunSettings, source: Checkpoint | None) -> None:
-        """Record this process as the run's driver; a resumed run's earlier end status is kept until `started`."""
+        """Record this process as the run's driver; the earlier state of a resumed run is kept until `started`."""
         if isinstance(runner, RunnerConfig):
             self._keep = runner.keep_checkpoints
         self.resumed_from = source.path if source else None
-        # Before the process in `run.json` is signalled, it is checked that it has the folder open.
+        # Left open: a process in `run.json` is only signalled if it has the folder open.
         opened = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._let_go = weakref.finalize(self, os.close, opened)
         earlier = self._state.before_attempt()
@@ -198,6 +202,13 @@ class RunFolder:
     def config_file(self) -> Path:
         """The resolved configuration, secrets masked."""
         return self.path / "config.yaml"
+
+    @property
+    def earlier_config_files(self) -> list[Path]:
+        """The configurations before the run was resumed with another one, oldest first: `config.1.yaml`, ..."""
+        files = self.path.glob("config.*.yaml")
+        numbers = {int(number): file for file in files if (number := file.name.split(".")[1]).isdecimal()}
+        return [file for _, file in sorted(numbers.items())]
 
     @property
     def metrics_file(self) -> Path:
@@ -242,7 +253,7 @@ class RunFolder:
         """Reread the state from disk.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: the state cannot be read.
         """
         self._state = read_state(self.path)
         return self._state
@@ -251,7 +262,7 @@ class RunFolder:
         """Change fields of the state, by their names in `RunState`, and write it.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the folder cannot be written.
         """
         self._write(self._state.changed(**changes, updated=time.time()))
 
@@ -263,10 +274,10 @@ class RunFolder:
         self._state = state
 
     def started(self) -> None:
-        """Record that the workers have started: from now on the state is that of this attempt.
+        """Record that the workers have started, so that an earlier state is no longer restored.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the folder cannot be written.
         """
         text, self._pending_config = self._pending_config, None
         if text is not None:
@@ -277,10 +288,10 @@ class RunFolder:
     def end(self, status: str, reason: str = "") -> None:
         """Record the end of the run: its `RunStatus`, and the first line of the reason for a failure.
 
-        A resumed run that did not reach `started` gets its previous state back.
+        A resumed run that fails before `started` gets its previous state back.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the folder cannot be written.
         """
         try:
             if self._state.earlier is not None and status != RunStatus.FINISHED:
@@ -292,20 +303,20 @@ class RunFolder:
             self._let_go()
 
     def write_config(self, job: Job) -> str:
-        """Save the resolved configuration, defaults included and secrets masked; return its `config_hash`.
+        """Save the resolved configuration, with defaults and with secrets masked; return its `config_hash`.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the folder cannot be written.
         """
         return self.write_config_text(config_text_of(job))
 
     def write_config_text(self, text: str) -> str:
         """Save YAML as the run's configuration, and return its `config_hash`.
 
-        An earlier, different one is renamed with a number. For a resumed run, `started` writes it.
+        An earlier, different configuration is renamed with a number. For a resumed run, `started` writes the file.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the folder cannot be written.
         """
         if self._state.earlier is not None:
             self._pending_config = text
@@ -325,10 +336,22 @@ class RunFolder:
 
 
 def config_text_of(job: Job) -> str:
-    """Return the resolved configuration of a job as YAML, defaults included and secrets masked."""
+    """Return the resolved configuration of a job as YAML, with defaults and with secrets masked."""
     if job.tree is None:
         raise ValueError("a job that could not be read has no configuration to save")
     return resolved_text(mask(job.tree, job.secret), job.config)
+
+
+def unused_path(folder: Path, name: str, ending: str = "") -> Path:
+    """Return a path in `folder` that does not exist, such as `name-20260314-101502` with the current time."""
+    return next(path for stamped in _stamped(name) if not os.path.lexists(path := folder / f"{stamped}{ending}"))
+
+
+def _stamped(name: str) -> Iterator[str]:
+    """Yield a name with the current time, then the same with `-2`, `-3` and so on."""
+    stamped = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    yield stamped
+    yield from (f"{stamped}-{number}" for number in count(2))
 
 
 def _made(run: Path, checkpoints: Path | None) -> bool:
@@ -386,10 +409,19 @@ def _copy_metrics(old: Path, new: Path, step: int) -> None:
     durable.write_whole(new, b"".join(RecordFile(old, kept)))
 
 
+def _copy_configs(old: RunFolder, new: RunFolder) -> None:
+    """Copy the configurations with which a run has come to its checkpoint."""
+    for file in (*old.earlier_config_files, old.config_file):
+        with suppress(FileNotFoundError):
+            durable.write_whole(new.path / file.name, read_text(file))
+
+
 def _unwritable(folder: Path, error: OSError) -> RunError:
     return RunError(
         "the run folder cannot be written",
         where=str(folder),
         why=write_fault(folder, error),
-        help="free some space or fix its permissions, or choose another folder with `runner.logger.log_path`",
+        help="choose a shorter `runner.logger.experiment_name`"
+        if error.errno == errno.ENAMETOOLONG
+        else "free some space or fix its permissions, or choose another folder with `runner.logger.log_path`",
     )

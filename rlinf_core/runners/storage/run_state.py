@@ -1,4 +1,4 @@
-"""The state of a run, in `run.json`, and the marks of its checkpoint folders. Imports nothing heavy, for commands."""
+"""The state of a run, in `run.json`, and the marks of its checkpoint folders. Imports no heavy package."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import FileModel, Moment, Name, Step, read_fault, read_model
+from rlinf_core.foreign.terminal_text import encodable
 from rlinf_core.node.process_identity import Presence, ProcessIdentity, look
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -23,9 +24,9 @@ _MOST_BYTES: Final = 1 << 20
 MARK: Final = ".rlinf-run.json"
 _MARK_SCHEMA: Final = "rlinf.checkpoints/1"
 _MOST_MARK_BYTES: Final = 1 << 16
-# A reason is one line of limited length; an exception's may contain a whole tensor.
+# The most characters of a reason: the message of an exception may contain a whole tensor.
 _MOST_REASON: Final = 4000
-# The process is gone without writing an end status.
+# The reason of a run whose process is gone without an end status.
 _VANISHED: Final = "its process vanished: it was killed, or its machine went down"
 
 Ending = Literal["running", "finished", "failed", "interrupted"]
@@ -35,12 +36,12 @@ class Attempt(FileModel):
     """The fields of a run's state that belong to one attempt; a failed attempt to resume restores them.
 
     Attributes:
-        status: a `RunStatus` but `unknown`.
+        status: a `RunStatus` other than `unknown`.
         step: the last finished step.
         reason: why it failed, in one line; else empty.
         pid, start, host, boot, pid_namespace, machine: the identity of its driver process, see `ProcessIdentity`.
-        address: the address of its Ray, as in `10.0.0.1:6379`; empty before it is known.
-        ended: when the run ended, or None.
+        address: the address of its Ray, for example `10.0.0.1:6379`; empty before it is known.
+        ended: the time when the run ended, or None.
         resumed_from: the checkpoint that it last resumed from, or None.
     """
 
@@ -64,12 +65,12 @@ class RunState(Attempt):
     Attributes:
         recipe: the recipe's name.
         experiment: the prefix of its folder's name.
-        kind: `rehearsal` where stand-ins did its work, and it trained nothing.
-        config_id: digest of its configuration except length and logging, see `resuming`; empty if unknown.
-        run_id: random, drawn when the folder was created, equal in all copies; empty for runs of an earlier rlinf.
-        created, updated: when the folder was created, and when this was written.
+        kind: `training`, or `rehearsal` for a run that did no real work.
+        config_id: a digest of its configuration without free keys, see `resuming`; empty if unknown.
+        run_id: a random id from the creation of the folder, equal in all copies; empty for runs of an earlier rlinf.
+        created, updated: the times when the folder was created, and when this state was written.
         checkpoints: the folder of its checkpoints.
-        earlier: the previous end status, while a resumed run has no workers yet; else None.
+        earlier: the previous attempt, while a resumed run has no workers yet; else None.
     """
 
     recipe: Name
@@ -89,12 +90,12 @@ class RunState(Attempt):
 
     @property
     def presence(self) -> Presence:
-        """Whether its process is alive, as far as visible from here; GONE for a run with an end status."""
+        """Whether the driver is alive, as far as visible from here; GONE for a run with an end status."""
         return look(self.process, self.updated) if self.status == RunStatus.RUNNING else Presence.GONE
 
     @property
     def outcome(self) -> tuple[RunStatus, str]:
-        """The status of the run and the reason, also if its process could not record them."""
+        """The status of the run and its reason, also if its driver could not record them."""
         if self.status != RunStatus.RUNNING:
             return RunStatus(self.status), self.reason
         match self.presence:
@@ -107,12 +108,12 @@ class RunState(Attempt):
 
     @property
     def alive(self) -> bool:
-        """Whether it is active on this machine, with a visible process."""
+        """Whether the run is active, with a driver visible from here."""
         return self.presence is Presence.ALIVE
 
     @property
     def going_on(self) -> bool:
-        """Whether it is or may be active: its process is visible, or cannot be checked from here."""
+        """Whether the run is or may be active: its driver is alive, or cannot be checked from here."""
         return self.presence is not Presence.GONE
 
     def changed(self, **changes: Any) -> Self:
@@ -122,17 +123,18 @@ class RunState(Attempt):
             ValueError: a value is invalid for its field.
         """
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        reason = str(changes.get("reason", self.reason))
+        # No reader of JSON takes halves of characters.
+        reason = encodable(str(changes.get("reason", self.reason)))
         return type(self).model_validate({**fields, **changes, "reason": reason[:_MOST_REASON]})
 
     def before_attempt(self) -> Attempt | None:
-        """Return the end status before the current attempt, or of a finished run; None for one that never ran."""
+        """Return the attempt to restore if a new one fails to start; None for a run without an attempt."""
         if self.earlier is not None:
             return self.earlier
         return Attempt(**{name: getattr(self, name) for name in Attempt.model_fields}) if self.pid else None
 
     def as_before(self) -> Self:
-        """Return the state without the current attempt, which failed to start."""
+        """Return the state with the current attempt, which failed to start, replaced by the earlier one."""
         earlier = self.earlier or Attempt()
         return self.changed(**{name: getattr(earlier, name) for name in Attempt.model_fields}, earlier=None)
 
@@ -177,7 +179,7 @@ def read_state(folder: Path) -> RunState:
 
 
 def runs_in(log_path: Path) -> Iterator[tuple[Path, RunState]]:
-    """Return the run folders in `log_path`; other contents are ignored."""
+    """Yield the run folders in `log_path`, each with its state; other contents are ignored."""
     for path, state in _look_into(log_path):
         if isinstance(state, RunState):
             yield path, state
@@ -189,12 +191,25 @@ def unreadable_runs(log_path: Path) -> list[UnreadableRun]:
 
 
 def _look_into(log_path: Path) -> Iterator[tuple[Path, RunState | str]]:
-    """Return the run folders in `log_path`, each with its state or the reading error."""
+    """Yield the run folders in `log_path`, each with its state or the error of reading it.
+
+    A link to a run beside it, such as `latest`, is left out: the run is not there twice.
+
+    Raises:
+        RunError: `log_path` exists, and cannot be read.
+    """
     try:
         paths = sorted(log_path.iterdir())
-    except OSError:
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise RunError("the folder of runs cannot be read", where=str(log_path), why=error.strerror) from None
     for path in paths:
+        try:
+            if path.is_symlink() and os.path.dirname(os.path.realpath(path)) == os.path.realpath(log_path):
+                continue
+        except OSError:
+            continue  # a link that cannot be read
         try:
             yield path, read_state(path)
         except RunError as error:
@@ -206,14 +221,14 @@ def _look_into(log_path: Path) -> Iterator[tuple[Path, RunState | str]]:
 
 
 class Mark(FileModel):
-    """The owner of a checkpoint folder outside of its run's folder.
+    """The mark, in a checkpoint folder outside of its run's folder, of the run that owns it.
 
-    `run.json` may name any folder, and a copy of a run names the same one as the original. So an outside folder belongs
-    to a run only if its mark has the run's id, and the path and inode of the run's folder.
+    `run.json` may name any folder, and a copy of a run names the same folder as the original. So an outside folder
+    belongs to a run only if its mark has the run's id, and the path and inode of the run's folder.
 
     Attributes:
         run_id: the id of the run.
-        folder, inode: the folder and inode of the run's folder, which a copy does not share.
+        folder, inode: the path and inode of the run's folder, which a copy does not share.
         place: the path of the checkpoint folder itself, which a copy does not share.
     """
 
@@ -233,7 +248,7 @@ def mark(checkpoints: Path, run: Path, run_id: str) -> None:
     """Mark a new checkpoint folder as owned by the run in the folder `run`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the mark cannot be written.
     """
     owner = Mark(run_id=run_id, folder=str(run.resolve()), inode=run.stat().st_ino, place=str(checkpoints.resolve()))
     durable.write_whole(checkpoints / MARK, json.dumps({"schema": _MARK_SCHEMA, **owner.model_dump()}, indent=1) + "\n")
@@ -264,7 +279,7 @@ def why_not_own(run: Path, state: RunState) -> str | None:
 
 
 def _why_linked(run: Path, state: RunState) -> str | None:
-    """Return which part of a path below the run's folder is a link."""
+    """Return which part of the checkpoint path below the run's folder is a link, as a text, or None."""
     path = run
     for part in Path(os.path.normpath(state.checkpoints)).parts if not os.path.isabs(state.checkpoints) else ():
         path /= part

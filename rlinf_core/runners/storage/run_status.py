@@ -1,4 +1,4 @@
-"""The status of a run. Imports nothing, as options of commands use it."""
+"""The status of a run. Imports no other module of rlinf, since options of commands use it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import StrEnum
 class RunStatus(StrEnum):
     """The status of a run: active, or how it ended.
 
-    `unknown` is never written. It is reported for a run marked as running whose process cannot be checked, since it
-    belongs to another container or machine.
+    `unknown` is never written. It is reported for a run marked as running whose driver cannot be checked, since that
+    is in another container or on another machine.
     """
 
     RUNNING = "running"

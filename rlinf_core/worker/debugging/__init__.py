@@ -1,1 +1,1 @@
-"""Debugging of workers: breakpoints that a terminal attaches to."""
+"""Debugging of workers: breakpoints that a terminal attaches to, and profiles."""

@@ -1,6 +1,6 @@
 """Breakpoints in workers: `breakpoint()` waits for `rlinf ps --attach`, which connects a terminal to the debugger.
 
-Nothing listens on a network: the socket is a file in the private folder of the process, and takes this user only.
+The debugger does not listen on a network: its socket is a file in the process's private folder, for this user only.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from rlinf_core.waiting import OperationKind, is_readable
 from rlinf_core.worker.calls import check_call
 
 _SOCKET: Final = "breakpoint"
-# Seconds between looks whether the call was cancelled.
+# Seconds between two checks whether the call was cancelled.
 _LOOK_EVERY: Final = 0.25
-# Of what is printed at one stop, for whoever attaches later.
+# The most characters of output of one stop that are kept for a terminal that attaches later.
 _MOST_KEPT: Final = 8192
 _LINE_BYTES: Final = 65536
 _PROMPT: Final = "(rlinf) "
-# The last that a terminal gets of a process that continues.
+# The last text that a process sends to its terminal before it continues.
 GOES_ON: Final = "\0"
 _lock = threading.RLock()
 
 
 def socket_of(unix_path: str) -> str:
-    """Return the path of the socket at which a process waits, beside that of its endpoint."""
+    """Return the path of the socket at which a process waits, beside its endpoint's socket."""
     return str(Path(unix_path).with_name(_SOCKET))
 
 
 def is_own_peer(connection: socket.socket) -> bool:
-    """Return whether the process at the other end of a unix socket is this user's."""
+    """Return whether the process at the other end of a unix socket belongs to this user."""
     return peer_credentials(connection)[1] == os.getuid()
 
 
 class Debugger(pdb.Pdb):
-    """Python's debugger at the other end of a socket. A detached one waits for the next terminal."""
+    """Python's debugger, used through a socket. If the terminal detaches, it waits for the next one."""
 
     def __init__(self, client: ManagerClient) -> None:
         self._client = client
@@ -74,7 +74,7 @@ class Debugger(pdb.Pdb):
 
 
 class _Terminal:
-    """The terminal that attaches, as the debugger's files: it is waited for when a command is wanted."""
+    """The attached terminal, as the debugger's input and output; reading a command waits until one attaches."""
 
     def __init__(self, client: ManagerClient) -> None:
         path = client.endpoint.info.unix_path
@@ -95,7 +95,7 @@ class _Terminal:
             self._listen()
 
     def close(self) -> None:
-        """Let the terminal go."""
+        """Disconnect the terminal, and stop listening."""
         for held in (self._connection, self._listener):
             if held is not None:
                 held.close()
@@ -109,7 +109,7 @@ class _Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: what is written is sent at once."""
+        """Do nothing: `write` sends at once."""
 
     def readline(self) -> str:
         """Return the next command. A terminal that detaches leaves the process waiting for the next one.
@@ -141,7 +141,7 @@ class _Terminal:
         if not is_own_peer(connection):
             connection.close()
             return
-        # A second terminal is refused at once.
+        # Refuse further terminals at once.
         listener.close()
         self._listener, self._connection = None, connection
         self._send(self._kept)
@@ -170,18 +170,18 @@ class _Terminal:
 
 
 def _place(frame: FrameType) -> str:
-    """Return where a frame is, as in `recipes/x.py:12`."""
+    """Return the place of a frame, for example `recipes/x.py:12`."""
     file = frame.f_code.co_filename
     return f"{min(file, os.path.relpath(file), key=len)}:{frame.f_lineno}"
 
 
 _VARIABLE: Final = "PYTHONBREAKPOINT"
-# What Ray sets in its workers: its own debugger, which must be installed and listens on the network.
+# The prefix of the value that Ray sets in its workers: its own debugger, an extra package that listens on the network.
 _OF_RAY: Final = "ray."
 
 
 def enter_breakpoints() -> None:
-    """Have `breakpoint()` in this process wait for `rlinf ps --attach`, unless the environment says otherwise."""
+    """Make `breakpoint()` in this process wait for `rlinf ps --attach`, unless PYTHONBREAKPOINT is set to another."""
     if os.environ.get(_VARIABLE, _OF_RAY).startswith(_OF_RAY):
         os.environ[_VARIABLE] = f"{__name__}.{wait_here.__name__}"
 

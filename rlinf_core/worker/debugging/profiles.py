@@ -16,16 +16,16 @@ from rlinf_core.foreign.files import write_fault
 from rlinf_core.node.stacks import install_spy, py_spy
 
 LOGGER = logging.getLogger("rlinf")
-# For a profiler to write what it has.
+# The time limit for a profiler to write its file.
 _END_SECONDS: Final = 20.0
-# Of prctl(2): whom Yama lets trace this process besides its ancestors.
+# The option of prctl(2) that names a process which Yama lets trace this one, besides its ancestors.
 _SET_TRACER: Final = 0x59616D61
 
 
 def start_profile(kind: str, file: str) -> Profile | None:
-    """Begin a profile of this process into a file; None, with a line in the log, where that cannot be done.
+    """Begin a profile of this process; None if it is impossible, with a warning unless torch is not imported.
 
-    `stop` writes the file. A failure of it is logged and does not end the run.
+    `stop` writes the file. If that fails, it is logged and does not end the run.
     """
     path = Path(file)
     try:
@@ -39,7 +39,7 @@ def start_profile(kind: str, file: str) -> Profile | None:
 
 
 class _Operators:
-    """torch's profile of the operators and kernels that are begun on the calling thread."""
+    """torch's profile of the operators and kernels that the calling thread starts."""
 
     def __init__(self, path: Path) -> None:
         from torch import profiler
@@ -57,7 +57,7 @@ class _Operators:
 
 
 class _Sampled:
-    """py-spy's samples of this process and of those that it started."""
+    """py-spy's sampled profile of this process and of those that it started."""
 
     def __init__(self, path: Path) -> None:
         program = py_spy()
@@ -65,7 +65,7 @@ class _Sampled:
             raise RuntimeError(f"py-spy is not installed here: `{install_spy()}`")
         self._path = path
         command = [program, "record", "--pid", str(os.getpid()), "--format", "speedscope", "--output", str(path)]
-        # Ray's workers may block the signal that ends it, and a process that they start inherits that.
+        # Ray's workers may block SIGINT, which must end py-spy; a child process inherits the blocked signals.
         earlier = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         try:
             self._process = subprocess.Popen(

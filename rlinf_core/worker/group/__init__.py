@@ -1,1 +1,1 @@
-"""Groups of workers, as the process that launches them sees them: launch, calls and handles."""
+"""Groups of workers in the process that uses them: launch, calls and handles."""

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
+from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
+from rlinf_core.errors import RLinfError
 from rlinf_core.suggest import short_repr
 from rlinf_core.worker.calls import unpicklable
 from rlinf_core.worker.group.handle import WorkerGroupHandle
 from rlinf_core.worker.group_call import GroupMember
 from rlinf_core.worker.unanswered_calls import unanswered
 
-# What pickling raises.
-NO_PICKLE: Final = (TypeError, pickle.PicklingError)
+
+@contextmanager
+def pickling(what: str) -> Generator[None, None, None]:
+    """Raise a `PayloadError` about `what` for an error in the block, except for errors of the cluster."""
+    try:
+        yield
+    except (RLinfError, ray_api().exceptions.RayError):
+        raise
+    except Exception as error:  # noqa: BLE001 - pickling runs code of arbitrary types, which can raise anything
+        raise unpicklable(what, error) from None
 
 
 class CalledGroup(Protocol):
-    """A group as its views know it; `WorkerGroup` is one."""
+    """The interface of a group to its views, which `WorkerGroup` implements."""
 
     @property
     def worker_group_name(self) -> str: ...
@@ -40,22 +50,20 @@ class GroupMethod:
         return f"<{self._view.group.worker_group_name}.{self._name} of {len(self._view.members)} workers>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
-        """Call it on every rank with the same arguments.
+        """Call the method on every rank with the same arguments.
 
         Raises:
             PayloadError: an argument does not pickle. No rank was called.
         """
-        try:
-            # The method is the task's name, which Ray sends anyhow.
+        with pickling(f"an argument of `{self._name}`"):
+            # The task's name, which Ray sends anyway, carries the method.
             references = [
                 member.actor.call.options(name=self._name).remote(*args, **kwargs) for member in self._view.members
             ]
-        except NO_PICKLE as error:
-            raise unpicklable(f"an argument of `{self._name}`", error) from None
         return self._view.handle(self._name, references)
 
     def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
-        """Call it with a different share on each rank: every argument is a sequence with one item per rank.
+        """Call the method with a different share on each rank: every argument is a sequence with one item per rank.
 
         Raises:
             ValueError: an argument is not a sequence, or its length is not the number of ranks.
@@ -70,22 +78,24 @@ class GroupMethod:
                 )
             if items != len(members):
                 raise ValueError(f"{items} items for {len(members)} workers: pass one for each")
+        # Taken before the first call: a sequence of the user's class may raise.
+        shares = [
+            ([share[rank] for share in per_rank], {name: share[rank] for name, share in per_rank_named.items()})
+            for rank in range(len(members))
+        ]
         references: list[Any] = []
-        for rank, member in enumerate(members):
-            named = {name: share[rank] for name, share in per_rank_named.items()}
+        for rank, (member, (args, named)) in enumerate(zip(members, shares, strict=True)):
             try:
-                references.append(
-                    member.actor.call.options(name=self._name).remote(*(share[rank] for share in per_rank), **named)
-                )
-            except NO_PICKLE as error:
-                called = GroupView(self._view.group, members[:rank]).handle(self._name, references)
-                called.cancel()
-                raise unpicklable(f"a share of `{self._name}`", error) from None
+                with pickling(f"a share of `{self._name}`"):
+                    references.append(member.actor.call.options(name=self._name).remote(*args, **named))
+            except Exception:
+                GroupView(self._view.group, members[:rank]).handle(self._name, references).cancel()
+                raise
         return self._view.handle(self._name, references)
 
 
 class GroupView:
-    """Some ranks of a group, callable like the group. `group.execute_on(0, 3)` gives one."""
+    """A view of some ranks of a group, callable like the group; `group.execute_on(0, 3)` returns one."""
 
     def __init__(self, group: CalledGroup, members: Sequence[GroupMember]) -> None:
         self.group = group
@@ -96,6 +106,9 @@ class GroupView:
         return f"<rank{'s' if len(self.members) > 1 else ''} {ranks} of {self.group.worker_group_name}>"
 
     def __getattr__(self, name: str) -> GroupMethod:
+        if name.startswith("_"):
+            # Before there is a group: a copy is asked for special methods.
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self.group.check_method(name)
         return GroupMethod(self, name)
 
@@ -117,5 +130,5 @@ def _items(share: Any) -> int | None:
         return None
     try:
         return len(share)
-    except TypeError:  # as for an array without dimensions
+    except TypeError:  # for example an array without dimensions
         return None

@@ -1,4 +1,4 @@
-"""The handle of a call on a worker group: waits for its answers, alone or together with other calls."""
+"""The handle of a call on a worker group: waits for its results, alone or together with other calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rlinf_core.worker.unanswered_calls import unanswered
 T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")
 
-# Seconds for other ranks to fail too after the first failure, so that one error covers all of them.
+# Seconds after the first failure in which other ranks may fail, too, so that one error covers all of them.
 _GRACE_SECONDS = 0.5
 # Seconds to wait for the failures of deadlocked workers before the caller's own.
 _CONSEQUENCE_SECONDS = 2.0
 # Seconds between checks whether a wait was cancelled, or one of many calls failed.
 _SLICE_SECONDS = 0.25
-# Pending results so few that each wakes those who wait for all: a failure among them is noticed at once.
+# With at most so many pending results, each one wakes `wait_together`, so that a failure is noticed at once.
 _FEW_RESULTS = 8
 # A wait is logged first after this many seconds, then at every doubling.
 _FIRST_WORD_SECONDS = 60.0
@@ -58,10 +58,10 @@ class WorkerGroupHandle(GroupCall[T]):
             timeout: seconds; None means `RLINF_CALL_TIMEOUT`.
 
         Raises:
-            WorkerGroupError: the method failed on a rank, with each failed rank's own exception. It is raised soon
-                after the first failure, whatever the other ranks still do.
+            WorkerGroupError: the method failed on a rank; it holds the exception of each failed rank. It is raised
+                soon after the first failure, even if other ranks are still running.
             CommunicationTimeoutError: some ranks have not answered in time; waiting again is possible.
-            ClusterError: the cluster was shut down before.
+            ClusterError: the cluster was shut down.
         """
         if not self._settled:
             seconds = env_vars.CALL_TIMEOUT.get() if timeout is None else timeout
@@ -106,11 +106,10 @@ class WorkerGroupHandle(GroupCall[T]):
                 self._fail()
 
     def _look_up(self, client: ManagerClient | None, serial: int, watch: WaitWatch) -> None:
-        """Between two slices of a wait, raise the error that ends it, and settle the call if Ray will not do so
-        soon."""
+        """Check a wait between two slices: raise the error that ends it; settle the call if its hosts are gone."""
         failure = client.failure(serial) if client else None
         if failure is not None:
-            # Workers of the same deadlock are notified at the same time: their errors are the answer.
+            # Workers of the same deadlock are notified at the same time: prefer their errors to this one.
             self._take(self._failures(_CONSEQUENCE_SECONDS))
             if self._settled:
                 return
@@ -121,7 +120,7 @@ class WorkerGroupHandle(GroupCall[T]):
             self._fail()
 
     async def async_wait(self) -> list[T]:
-        """As `wait` with the default timeout, for asyncio."""
+        """Return the results as `wait` does with the default timeout, without blocking the event loop."""
         if not self._settled:
             client = self._connected()
             operations = client.operations if client else InflightOps()
@@ -146,7 +145,7 @@ class WorkerGroupHandle(GroupCall[T]):
                 except ray.exceptions.RayError:
                     await asyncio.to_thread(self._fail)
                 continue
-            # It may briefly wait for Ray or the manager, which must not block the loop.
+            # In a thread: the check may briefly wait for Ray or the manager, which must not block the loop.
             await asyncio.to_thread(self._look_up, client, serial, watch)
             if deadline.expired and not self._settled:
                 deadline = await asyncio.to_thread(_extended, first, client)
@@ -159,13 +158,13 @@ class WorkerGroupHandle(GroupCall[T]):
     def cancel(self) -> None:
         """Cancel the call: drop it if it has not begun, else interrupt its waits. `wait` then raises.
 
-        A computing method runs to its end; its result is dropped.
+        A method that computes runs to its end; its result is dropped.
         """
         pending = set(self.pending())
         if not pending:
             return
-        # Not `ray.cancel`: an actor task dropped before it was sent leaves a gap in the actor's call order, and the
-        # next call waits for the missing one until Ray gives up and ends the worker.
+        # Not `ray.cancel`: an actor task that is dropped before it was sent leaves a gap in the actor's call order, and
+        # the next call waits for it until Ray gives up and ends the worker.
         client = current_client()
         if client is not None:
             calls = {
@@ -179,11 +178,11 @@ class WorkerGroupHandle(GroupCall[T]):
             for member in pending
         }
         self._take({**self._failures(0), **cancelled})
-        # The canceller knows the outcome.
+        # The caller of `cancel` knows the outcome.
         self.observed = True
 
     def abandon(self) -> None:
-        """Cancel the call, whose outcome nobody wants to know any more, not even that it failed before."""
+        """Cancel the call and ignore its outcome, even a failure before."""
         self.cancel()
         self.failure()
         self.observed = True
@@ -193,14 +192,15 @@ class WorkerGroupHandle(GroupCall[T]):
 
         Args:
             reduction_type: how the ranks' durations of a tag are combined.
-            return_per_rank: return a list with each rank's own mapping instead.
+            return_per_rank: whether to return a list of each rank's mapping instead.
 
         Raises:
             WorkerGroupError: the call failed.
         """
         self.wait()
         durations = self._durations or []
-        return durations if return_per_rank else reduce_durations(durations, reduction_type)
+        reduced = reduce_durations(durations, reduction_type)
+        return durations if return_per_rank else reduced
 
     def consume_duration(self, tag: str | None = None, reduction_type: Reduction = "max") -> float:
         """Return the seconds of one timer tag, of this call only; waits for it.
@@ -243,7 +243,7 @@ class WorkerGroupHandle(GroupCall[T]):
 
 
 def _extended(deadline: Deadline, client: ManagerClient | None) -> Deadline:
-    """Return an expired deadline, extended by the time that a process of the job spent in a debugger."""
+    """Return an expired deadline, extended by the time in which a process of the job was being debugged."""
     now = time.monotonic()
     paused = 0.0 if client is None else client.wait_reports.paused("", now - deadline.at + deadline.seconds)
     at = deadline.at + paused
@@ -256,12 +256,12 @@ def _spell(addresses: Sequence[WorkerAddress]) -> str:
 
 
 def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
-    """Return the results of several interdependent calls, in the first order.
+    """Return the results of several interdependent calls, in the order of `handles`.
 
-    Waiting for one after another would hang if a later one fails and an earlier one waits for it.
+    Waiting for one after another would hang if a later call failed and an earlier one waited for it.
 
     Raises:
-        WorkerGroupError: a call failed; the root cause, if others failed in consequence.
+        WorkerGroupError: a call failed; if others failed in consequence, it is the root cause.
     """
     ray = ray_api()
     references = [reference for handle in handles for reference in handle.references]
@@ -270,7 +270,7 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     while pending and not deadline.expired:
         check_call()
         watch.look()
-        # Many at once, to avoid a wake-up for each; a failure is then noticed after one slice at the latest.
+        # Wait for many results at once to avoid a wake-up for each; a failure is then noticed within one slice.
         wanted = 1 if len(pending) <= _FEW_RESULTS else len(pending)
         seconds = deadline.sooner(_SLICE_SECONDS).remaining()
         _, pending = ray.wait(pending, num_returns=wanted, timeout=seconds, fetch_local=False)
@@ -280,7 +280,7 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
     errors: list[WorkerGroupError] = []
     for handle in handles:
         if pending and not handle.failed and not deadline.expired:
-            continue  # another one has failed
+            continue  # another call has failed
         try:
             results.append(handle.wait(0 if pending else None))
         except WorkerGroupError as error:

@@ -1,4 +1,4 @@
-"""The launch of a group: its plan, and from its placements actors on their nodes, each constructed with its context."""
+"""The launch of a group: its plan, and the start and construction of its workers on their nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core.cluster.claiming import claim, claim_names, give_back
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext, current_session
-from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import CommunicationTimeoutError, PlacementError, RLinfError, RuntimeFailure, WorkerDiedError
 from rlinf_core.placement.component import mapped_strategy
 from rlinf_core.placement.strategies import default_strategy
 from rlinf_core.placement.strategy import Placement, PlacementStrategy, topology_of
@@ -24,9 +24,8 @@ from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.lives import GroupLife
 from rlinf_core.waiting import Deadline
-from rlinf_core.worker.calls import unpicklable
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.group.group_view import NO_PICKLE
+from rlinf_core.worker.group.group_view import pickling
 from rlinf_core.worker.group.handle import WorkerGroupHandle
 from rlinf_core.worker.group_call import GroupMember
 from rlinf_core.worker.process import WorkerProcess
@@ -35,21 +34,21 @@ from rlinf_core.worker.unanswered_calls import unanswered
 
 # Positional and keyword arguments of a constructor.
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-# Concurrent process starts per node: each imports Ray, which takes a second of a core and 100 MiB meanwhile.
+# The most concurrent process starts per node: each imports Ray, which takes a core for a second, and 100 MiB meanwhile.
 WAVE = 16
-# Seconds between two looks whether a name is free: it takes Ray about 10 ms.
+# Seconds between two checks whether a name is free: it takes Ray about 10 ms.
 _NAME_SECONDS = 0.005
 
 
 class LaunchPlan:
-    """The checked arguments of `WorkerGroup.launch`. It stays: single ranks are launched again by it.
+    """The checked arguments of `WorkerGroup.launch`, kept to launch single ranks again.
 
     Attributes:
         base: the prefix of the workers' addresses.
         placements: the places of the workers, by rank.
         pickled: the class and the arguments of its constructor.
-        modules: those that forked processes share (see `Worker.forked`); none where each process is an actor.
-        use: the use of the group's devices, as for `claiming.claim`.
+        modules: the modules that forked processes share (see `Worker.forked`); empty if each process is an actor.
+        use: the use of the group's devices, see `claiming.claim`.
 
     Raises:
         PlacementError: the cluster cannot hold the processes as asked.
@@ -67,21 +66,28 @@ class LaunchPlan:
         isolate_accelerator: bool = True,
         max_concurrency: int | None = None,
     ) -> None:
-        if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
+        several = as_index(max_concurrency)
+        if max_concurrency is not None and (several or 0) < 1:
             raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected an integer >= 1")
         self.base = base_address(worker_class, arguments, name)
+        if not isinstance(cluster, Cluster):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise PlacementError(f"{short_repr(cluster)} is not a `Cluster`", where=f"launch of `{self.base}`")
         self.use = object()
-        self.cluster, self.max_concurrency = cluster, max_concurrency
+        self.cluster, self.max_concurrency = cluster, several
         if strategy is None:
             strategy = default_strategy(topology_of(cluster))
         elif isinstance(strategy, str | Mapping):
             strategy = mapped_strategy(str(self.base), strategy)
+        elif isinstance(strategy, type) or not hasattr(strategy, "get_placement"):
+            raise PlacementError(
+                f"{short_repr(strategy)} is not a placement of processes",
+                where=f"launch of `{self.base}`",
+                help="give a strategy, or an entry as under `cluster.component_placement`, such as `0:0-3`",
+            )
         self.placements = strategy.get_placement(cluster, isolate_accelerator)
-        try:
+        with pickling(f"`{worker_class.__name__}` or an argument of its constructor"):
             self.pickled: bytes = ray_api().cloudpickle.dumps((worker_class, *arguments))
-        except NO_PICKLE as error:
-            raise unpicklable(f"`{worker_class.__name__}` or an argument of its constructor", error) from None
-        # Those of its bases as well: of a class in the driver's script they are all that can be imported once.
+        # With the modules of its bases: for a class in the driver's script, only these can be imported once.
         kinds = getattr(worker_class, "__mro__", (worker_class,)) if worker_class.forked else ()
         self.modules = tuple(dict.fromkeys(kind.__module__ for kind in kinds))
 
@@ -89,8 +95,8 @@ class LaunchPlan:
 class Launch:
     """The launch of a group's workers, in steps that several groups can take together.
 
-    Starts per node are limited while processes import. The group's devices are claimed for the use of the plan, which
-    ends with a launch that fails.
+    Concurrent starts per node are limited. The group's devices are claimed for the use of the plan; a failed launch
+    gives them back.
 
     Args:
         again: the rank of the only worker to launch, in place of one that has died or was killed; None for all.
@@ -104,7 +110,7 @@ class Launch:
         self._placements = [placement for placement in plan.placements if again in (None, placement.rank)]
         self._incarnation: int | None = None
         self._members: list[GroupMember] = []
-        # Ray's names of the actors that pass on the calls of forked workers, by rank.
+        # Ray's names of the actors that forward the calls of forked workers, by rank.
         self._hosts: dict[int, str] = {}
         try:
             claim(plan.cluster, self._placements, plan.use)
@@ -126,10 +132,10 @@ class Launch:
             incarnation = self._incarnation = client.open_group(base, len(self._actors), seconds)
         else:
             incarnation = client.reopen_worker(self._name(self._placements[0]), seconds)
-        # Taken now rather than at the start: scripts and test runners extend their path while running.
+        # Computed now rather than at the start: scripts and test runners extend their path while they run.
         session = replace(cluster.session, import_path=user_folders(), working_folder=working_folder())
         master_addr = cluster.get_node_ip(self._placements[0].cluster_node_rank)
-        # A reference: Ray passes the port to the others once rank 0 has found it, without waiting here.
+        # A reference: Ray passes the port to the workers once rank 0 has found it, so there is no wait here.
         master_port = self._actors[0].find_port.remote()
         references: list[Any] = []
         for placement, actor in zip(self._placements, self._actors, strict=True):
@@ -161,15 +167,15 @@ class Launch:
         return tuple(replace(member, pid=pid) for member, pid in zip(self._members, pids, strict=True))
 
     def abandon(self) -> None:
-        """End the processes."""
+        """End the processes, and give their devices back."""
         if self._incarnation is not None:
-            # Not before it was opened: another group may have the name.
+            # Only if this launch opened the group: another group may have the name.
             close_group(str(self._plan.base), self._incarnation)
         kill(self._actors)
         self._give_back()
 
     def _give_back(self) -> None:
-        # The devices of one that is launched again are also the other ranks'.
+        # When one rank is launched again, the other ranks still use the devices.
         if self._again is None:
             give_back(self._plan.use)
 
@@ -189,7 +195,7 @@ class Launch:
                 if not plan.modules:
                     actors |= {placement.rank: self._actor(placement) for placement in placements}
                 if started < len(places):
-                    # A host forks a process at its first call. The death of a process is reported at its construction.
+                    # A host forks a process on its first call. If a process dies here, its construction reports that.
                     ready = [actors[placement.rank].find_port.remote() for placement in placements]
                     ray_api().wait(ready, num_returns=len(ready), timeout=env_vars.CONNECT_TIMEOUT.get())
         except BaseException as error:
@@ -214,14 +220,14 @@ class Launch:
         )
 
     def _host(self) -> dict[int, HostedActor]:
-        """Start an actor in each place, from which the workers there are forked; return the workers by rank."""
+        """Start a host actor in each place, which forks the workers there; return the workers by rank."""
         by_place = defaultdict[tuple[int, str], list[Placement]](list)
         for placement in self._placements:
             by_place[placement.cluster_node_rank, placement.node_group_label].append(placement)
         plan, hosted = self._plan, dict[int, HostedActor]()
         for (node, label), placements in by_place.items():
-            # The name of its first worker: two groups of one name are refused by Ray. That of a host before may be
-            # in use: it may have other workers.
+            # Named after its first worker, so that Ray refuses a second group of the same name. In a relaunch, the old
+            # host may still run with other workers, so the new one needs another name.
             name = self._name(placements[0]) + (f"-{secrets.token_hex(4)}" if self._again is not None else "")
             actor = plan.cluster.allocate(
                 ProcessHost,
@@ -242,7 +248,7 @@ class Launch:
 
 
 def base_address(worker_class: type[Communication], arguments: Arguments, name: str | None) -> WorkerAddress:
-    """Return the prefix of the workers' addresses: a name, else the launching worker, if any."""
+    """Return the prefix of the workers' addresses: a name, else the address of the launching worker, if any."""
     name = name if name is not None else _configured_name(worker_class, arguments)
     if name is not None:
         return WorkerAddress(name)
@@ -260,7 +266,7 @@ def _configured_name(worker_class: type[Communication], arguments: Arguments) ->
     args, kwargs = arguments
     for argument in (*args, *kwargs.values()):
         name = _entry(_entry(argument, section), "group_name")
-        if isinstance(name, str):
+        if name is not None:
             return name
     return None
 
@@ -292,9 +298,9 @@ def running_members(base: WorkerAddress, life: GroupLife, job: str) -> tuple[Gro
 
 
 def waves(nodes: Sequence[int]) -> list[list[int]]:
-    """Return the indices of processes in start waves, each with at most `WAVE` on every node.
+    """Return start waves of process indices, each with at most `WAVE` processes on every node.
 
-    `nodes` has the rank of each process's node.
+    `nodes` holds the rank of each process's node.
     """
     waves, before = list[list[int]](), Counter[int]()
     for index, node in enumerate(nodes):
@@ -322,10 +328,10 @@ def kill(actors: Iterable[Any]) -> None:
 
 
 def release_name(actor: Any, name: str, job: str) -> None:
-    """Have Ray forget a dead actor, and return once its name is free, or once its forked process has ended.
+    """Kill an actor, and wait until its name is free in Ray or, for a forked process, until it has ended.
 
     Raises:
-        CommunicationTimeoutError: it is not within `RLINF_CONNECT_TIMEOUT`.
+        CommunicationTimeoutError: that takes longer than `RLINF_CONNECT_TIMEOUT`.
     """
     ray = ray_api()
     deadline = Deadline.after(env_vars.CONNECT_TIMEOUT.get())

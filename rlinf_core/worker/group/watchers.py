@@ -1,6 +1,6 @@
-"""The looks of a process that waits for workers: at the processes that all of them depend on, and for stopped ones.
+"""The checks by a process that waits for workers: for the death of processes they depend on, and for stopped ones.
 
-No other process would report the death of gcs_server, raylet or the manager to the driver soon.
+No other process would soon report the death of gcs_server, raylet or the manager to the driver.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlinf_core.supervision.verdicts import spell_stopped
 
 LOGGER = logging.getLogger("rlinf")
 _JOB_LOGGER = logging.getLogger("rlinf.job")
-# Seconds that an ending raylet lives on after the processes below it, and between two looks.
+# Seconds for which an ending raylet outlives the processes below it, and between two checks of that.
 _ENGINE_SECONDS: Final = 0.5
 _ENGINE_PAUSE: Final = 0.01
-# Seconds between two looks for the dead, and until the first one for stopped processes.
+# Seconds between two checks for deaths, and until the first check for stopped processes.
 _LOOK_SECONDS: Final = 0.2
 _FIRST_LOOK: Final = 2.0
 
@@ -32,8 +32,8 @@ _FIRST_LOOK: Final = 2.0
 def fallen_watcher() -> WorkerDiedError | None:
     """Return the death of `gcs_server`, `raylet` or `manager`; None while all of them live.
 
-    A raylet that ends, as it does without one of its agents, ends the manager and the workers first: where the manager
-    is gone, it is given half a second.
+    A raylet that ends, for example because an agent of it died, first ends the manager and the workers. So if the
+    manager is gone, wait half a second for the end of the raylet.
     """
     client = current_client()
     lost = client.lost_manager() if client is not None else None
@@ -45,7 +45,7 @@ def fallen_watcher() -> WorkerDiedError | None:
 
 
 class WaitWatch:
-    """The looks during one wait for workers, of a handle or of a loop that polls calls."""
+    """The checks during one wait for workers, by a handle or by a loop that polls calls."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -53,7 +53,7 @@ class WaitWatch:
         self._next_stopped = _FIRST_LOOK
 
     def look(self) -> None:
-        """Warn of processes of the driver's own Ray that are stopped: after 2 s, and then at growing intervals.
+        """Check for deaths, and warn of stopped processes of the driver's own Ray: after 2 s, then ever more rarely.
 
         Raises:
             WorkerDiedError: a process that all workers depend on has died; the error names it.
@@ -64,7 +64,7 @@ class WaitWatch:
         self._next = now + _LOOK_SECONDS
         died = fallen_watcher()
         if died is not None:
-            # At once: the run hears of it only when all its processes have ended.
+            # Log now: the run reports the error only when all its processes have ended.
             LOGGER.warning("%s: %s", died.message, died.cause)
             raise died
         client = current_client()
@@ -86,7 +86,7 @@ def _warn_of_stopped(client: ManagerClient) -> None:
 
 
 def _workers(client: ManagerClient) -> Mapping[int, str]:
-    """Return the workers of this machine by their pids; none where the manager does not answer."""
+    """Return the workers of this machine by their pids; empty if the manager does not answer."""
     with suppress(RLinfError):
         peers = client.snapshot().peers
         return {peer.info.pid: name for name, peer in peers.items() if peer.info.place == own_place()}
@@ -94,7 +94,7 @@ def _workers(client: ManagerClient) -> Mapping[int, str]:
 
 
 def _named(pid: int, workers: Mapping[int, str]) -> str:
-    """Return `` `EnvGroup:0` (pid 7) ``, or a process that a worker has started."""
+    """Return a text such as `` `EnvGroup:0` (pid 7) ``, or one that tells which worker started the process."""
     if pid in workers:
         return f"`{workers[pid]}` (pid {pid})"
     parent = stat(pid).parent

@@ -1,8 +1,8 @@
 """Workers of one class, launched and called as a group.
 
-Its one reason to change is what a program may do with a group. What a launch starts, how workers start, are called,
-are waited for and end is elsewhere (`launch`, `handle`, `watchers`, `supervision.deaths`). Functions over
-several groups are here because they use what is private to a group.
+This module defines what a program can do with a group. The start of workers, calls, waits and deaths are elsewhere
+(`launch`, `handle`, `watchers`, `supervision.deaths`). Functions over several groups are here because they use private
+attributes of groups.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import WorkerInfo, current_session
-from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure
-from rlinf_core.failures import WorkerGroupError, ended_by_shutdown, raise_unseen
+from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure, WorkerDiedError
+from rlinf_core.failures import SHUT_DOWN, WorkerGroupError, ended_by_shutdown, raise_unseen
 from rlinf_core.placement.strategy import PlacementStrategy
 from rlinf_core.process.proc import Peak
 from rlinf_core.process.tracing import Taken
@@ -43,21 +43,23 @@ from rlinf_core.worker.unanswered_calls import unanswered
 W = TypeVar("W", covariant=True)
 V = TypeVar("V")
 
-# For a computing worker; a waiting one is interrupted at once.
+# The grace periods for computing workers; waiting ones are interrupted at once.
 _SHUTDOWN_SECONDS = 2.0
 _EXIT_SECONDS = 0.5
-# For answers that are under way when every worker has closed.
+# The time limit for answers that are in transit when every worker has closed.
 _LATE_SECONDS = 0.2
 
 # The groups that this process launched and has not shut down.
 _running: weakref.WeakSet[WorkerGroup[Any]] = weakref.WeakSet()
+# The names of groups that this process has shut down.
+_shut_down: set[str] = set()
 
 
 class WorkerGroup(Generic[W]):
     """A group of workers. Every public method of the user's class is a method of the group that returns a handle.
 
-    Made by `MyWorker.create_group(...)`, it has no processes before `launch`. As a context manager it shuts down at the
-    end of the block.
+    Made by `MyWorker.create_group(...)`, a group has no processes before `launch`. As a context manager, it shuts down
+    at the end of the block.
     """
 
     def __init__(self, worker_class: type[W], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -67,7 +69,7 @@ class WorkerGroup(Generic[W]):
         self._name: str | None = None
         self._members: tuple[GroupMember, ...] = ()
         self._incarnation = 0
-        # Says how one rank is launched in place of a dead process; None for a group of another process.
+        # The plan by which single ranks are launched again; None for a group that another process launched.
         self._plan: LaunchPlan | None = None
         reserved = sorted(self._methods & set(dir(WorkerGroup)))
         if reserved:
@@ -129,24 +131,26 @@ class WorkerGroup(Generic[W]):
         return launch
 
     def relaunch(self, *ranks: int) -> None:
-        """Start new processes in place of workers, and return when they are constructed. Living ones are ended.
+        """Start new processes in place of workers, and return when they are constructed. Living workers are ended.
 
-        They get the places, addresses and arguments of those before them, and none of their state. Calls on the group
-        reach them from now on. Views and handles made earlier, and processes that torch.distributed connects, do not:
-        a group that uses it is launched as a whole.
+        The new workers get the places, addresses and arguments of the old ones, but not their state. Later calls on the
+        group reach them. Views and handles made before do not; nor does torch.distributed, so that a group that uses
+        it must be launched as a whole.
 
         Raises:
             RuntimeFailure: the group was not launched by this process.
-            WorkerGroupError: a constructor raised, or a new process died. The others of `ranks` run.
+            ValueError: there is no such rank; no worker was ended.
+            WorkerGroupError: a constructor raised, or a new process died. None of the new workers is left.
             ClusterError: a node left the cluster.
         """
+        self._check_ranks(ranks)
         plan, members = self._plan, {member.address.rank: member for member in self._running}
         session = current_session()
         if plan is None or session is None:
             raise RuntimeFailure(f"group `{self._name}` was not launched by this process")
         launches: list[Launch] = []
         try:
-            for rank in ranks:
+            for rank in dict.fromkeys(ranks):
                 release_name(members[rank].actor, str(members[rank].address), session.job)
                 launches.append(Launch(plan, again=rank))
             pids = wait_together(*(launch.construct() for launch in launches))
@@ -165,6 +169,7 @@ class WorkerGroup(Generic[W]):
         self._members = members
         self._incarnation = members[0].incarnation
         _running.add(self)
+        _shut_down.discard(self.worker_group_name)
         on_disconnect(_end_all)
 
     @classmethod
@@ -173,14 +178,17 @@ class WorkerGroup(Generic[W]):
 
         Raises:
             UnknownGroupError: no group of the name runs.
+            InvalidNameError: it is not the name of a group, or that of a channel.
             WorkerDiedError: one of its workers is dead.
         """
         session, client = current_session(), current_client()
-        group = WorkerGroup(worker_class, (), {})
+        base, group = WorkerAddress.from_name(name), WorkerGroup(worker_class, (), {})
         if session is None or client is None:
             raise RuntimeFailure("this process belongs to no job", help="make a `Cluster` and launch a group first")
         life = client.group_life(name, env_vars.CONNECT_TIMEOUT.get())
-        members = running_members(WorkerAddress.from_name(name), life, session.job)
+        if life.channel:
+            raise InvalidNameError(f"`{name}` is a channel, not a worker group", help="use `Channel.connect`")
+        members = running_members(base, life, session.job)
         group._name, group._members, group._incarnation = name, members, life.incarnation
         return group
 
@@ -198,7 +206,7 @@ class WorkerGroup(Generic[W]):
         if name not in self._methods:
             hint = did_you_mean(name, self._methods)
             raise AttributeError(
-                f"`{self.worker_class.__name__}` has no public method `{name}`" + (f"; {hint}" if hint else "")
+                f"a group of `{self.worker_class.__name__}` has no method `{name}`" + (f"; {hint}" if hint else "")
             )
 
     @property
@@ -208,7 +216,7 @@ class WorkerGroup(Generic[W]):
 
     @property
     def worker_info_list(self) -> list[WorkerInfo]:
-        """The node and the devices of each worker, by rank. Workers answer between two calls."""
+        """The node and the devices of each worker, by rank; waits until no worker runs a method."""
         return self._asked("worker_info").wait()
 
     @property
@@ -232,32 +240,37 @@ class WorkerGroup(Generic[W]):
 
     @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
-        """The workers, by rank."""
+        """The addresses of the workers, by rank."""
         return tuple(member.address for member in self._members)
 
     def execute_on(self, *ranks: int) -> GroupView:
-        """Return a view of these ranks; results are in the given order. The group itself is unchanged.
+        """Return a view of these ranks; its results are in the given order. The group itself is unchanged.
 
         Raises:
             ValueError: there is no such rank.
         """
-        members = self._running
+        self._check_ranks(ranks)
+        return GroupView(self, [self._running[rank] for rank in ranks])
+
+    def _check_ranks(self, ranks: Sequence[int]) -> None:
+        size = len(self._running)
         for rank in ranks:
             number = as_index(rank)
-            if number is None or not 0 <= number < len(members):
-                valid = format_ranks(range(len(members)))
-                raise ValueError(f"`{self._name}` has no rank {short_repr(rank)}, only {valid}")
-        return GroupView(self, [members[rank] for rank in ranks])
+            if number is None or not 0 <= number < size:
+                form = "" if number is not None else "; write each rank as an integer argument, as in `(0, 1)`"
+                raise ValueError(
+                    f"`{self._name}` has no rank {short_repr(rank)}, only {format_ranks(range(size))}{form}"
+                )
 
     def take_spans(self) -> WorkerGroupHandle[Taken]:
-        """Return the spans that each worker recorded since the last call, once it is in no method.
+        """Return the spans that each worker recorded since the last call, once it runs no method.
 
-        `Cluster.record(trace=True)` before the launch makes them record.
+        Workers record spans if `Cluster.record(trace=True)` was called before the launch.
         """
         return self._asked("take_spans")
 
     def memory_peaks(self) -> WorkerGroupHandle[dict[str, Peak]]:
-        """Return the peak memory of each worker by method, once it runs none."""
+        """Return the peak memory of each worker by method, once it runs no method."""
         return self._asked("memory_peaks")
 
     def call_records(self) -> WorkerGroupHandle[list[CallRecord]]:
@@ -269,7 +282,7 @@ class WorkerGroup(Generic[W]):
         return self._asked("start_profile", kind, f"{folder}/{name}")
 
     def stop_profile(self) -> WorkerGroupHandle[None]:
-        """Write the profile of each worker, once it is in no method."""
+        """Write the profile of each worker, once it runs no method."""
         return self._asked("stop_profile")
 
     def _asked(self, question: str, *args: object) -> WorkerGroupHandle[Any]:
@@ -279,17 +292,17 @@ class WorkerGroup(Generic[W]):
         return WorkerGroupHandle(self.worker_group_name, question, len(members), members, references)
 
     def drop_messages(self, other: WorkerGroup[Any]) -> None:
-        """Have the workers of two groups forget all that they sent each other and nobody received.
+        """Drop all messages that the workers of two groups sent each other and that were not received.
 
-        For an exchange that is to be done again after it failed in its midst. No call may be under way that sends from
-        one group to the other; cancelled calls end first.
+        Needed before an exchange that failed halfway is repeated. No running call may send from one group to the
+        other; cancelled calls end first.
 
         Raises:
             WorkerGroupError: a worker has died.
         """
         mark = f"rlinf-dropped-{secrets.token_hex(8)}"
         sides = [(self, tuple(map(str, other.addresses))), (other, tuple(map(str, self.addresses)))]
-        # No one sends its mark before the receives that would take it are gone everywhere.
+        # First fail all pending receives everywhere: one of them would take the mark.
         wait_together(*(group._asked("fail_exchange", peers) for group, peers in sides))
         wait_together(*(group._asked("drop_messages", peers, mark) for group, peers in sides))
 
@@ -312,14 +325,15 @@ class WorkerGroup(Generic[W]):
         if not ray.is_initialized() or not members:
             return []
         name = self.worker_group_name
+        _shut_down.add(name)
         calls = [call for call in unanswered.take(name) if not call.observed]
         unseen: list[WorkerGroupError] = []
         late: list[GroupCall[Any]] = []
         for call in calls:
-            # Asked first: an answer that arrives between the two questions is read below.
+            # Before `failure`: an answer that arrives between the two is read below.
             pending = call.pending()
             if (failure := call.failure()) is not None:
-                unseen.append(failure)
+                unseen += [] if _follows_shutdown(failure) else [failure]
             elif pending:
                 late.append(call)
         client = current_client()
@@ -336,7 +350,7 @@ class WorkerGroup(Generic[W]):
         ]
         kill([member.actor for member in members])
         if self._plan is not None:
-            # Its processes have copies, with the last of which the devices are free.
+            # The processes have copies of the claims: the devices are free when the last process has ended.
             give_back(self._plan.use)
         for call in calls:
             call.failure()
@@ -351,8 +365,18 @@ class WorkerGroup(Generic[W]):
         raise_unseen(self._end(_SHUTDOWN_SECONDS), instead_of=error)
 
 
+def _follows_shutdown(failure: WorkerGroupError) -> bool:
+    """Return whether a call failed on each rank because this process had shut another group down before."""
+    return all(
+        isinstance(error, WorkerDiedError)
+        and error.cause == SHUT_DOWN
+        and WorkerAddress.from_name(error.address).root_group_name in _shut_down
+        for error in failure.exceptions
+    )
+
+
 def end_worker(group: WorkerGroup[Any], rank: int, cause: str) -> None:
-    """Kill a worker, whatever it does; those who wait for it get its death with this cause.
+    """Kill a worker, whatever it does; operations that wait for it fail with its death and this cause.
 
     Raises:
         RuntimeFailure: the group is not running.
@@ -369,28 +393,28 @@ def launch_together(
 ) -> list[Channel]:
     """Launch several groups in parallel; return the channels when every worker is constructed.
 
-    It takes as long as the slowest group, while sequential `WorkerGroup.launch` takes the sum.
+    It takes as long as the slowest group; sequential calls of `WorkerGroup.launch` take the sum.
 
     Args:
         cluster: the cluster.
         groups: the groups with their placements; None as in `WorkerGroup.launch`.
-        channels: names of new channels, whose processes start in parallel on node 0.
+        channels: the names of new channels, whose processes start in parallel on node 0.
 
     Raises:
-        Exception: as for `WorkerGroup.launch` and `Channel.create`. None of the groups is running then.
+        Exception: as for `WorkerGroup.launch` and `Channel.create`; then none of the groups is running.
     """
     plans: list[tuple[WorkerGroup[Any], LaunchPlan]] = []
     for group, strategy in groups.items():
         group._check_idle()  # pyright: ignore[reportPrivateUsage] - this module's own
         plans.append((group, LaunchPlan(cluster, group.worker_class, group._arguments, strategy)))  # pyright: ignore[reportPrivateUsage] - this module's own
-    # Of all groups at once: who holds some devices cannot wait for others.
+    # Claim the devices of all groups at once: a job that holds some devices must not wait for others.
     use = object()
     claim(cluster, [placement for _, plan in plans for placement in plan.placements], use)
     try:
         with ThreadPoolExecutor(len(channels) or 1, "rlinf-channel") as pool:
             return _launch_all(plans, [pool.submit(Channel.create, name) for name in channels])
     finally:
-        # The groups use them now.
+        # By now the groups have claims of their own on the devices.
         give_back(use)
 
 

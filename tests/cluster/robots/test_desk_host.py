@@ -344,7 +344,7 @@ class Site:
         self.folder.mkdir()
         self.no_torch = hosts.interpreter(without_torch.NAME, first_line=without_torch.FIRST_LINE)
         self.file = self.folder / "hil.yaml"
-        base = Path(__file__).parents[3] / "configs" / "franka_hil.yaml"
+        base = Path(__file__).parents[3] / "configs" / "embodied/franka-hil-2arms.yaml"
         self.file.write_text(
             JOB_OF_A_PERSON.format(
                 base=base,

@@ -16,10 +16,10 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
+from rlinf_core.process.proc import peer_credentials
 from rlinf_core.worker.group.handle import WorkerGroupHandle
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
-from tests import waiting
 
 _names = itertools.count()
 
@@ -49,7 +49,7 @@ class Troupe:
 
     def kill(self, rank: int) -> None:
         self.killed.add(self.ranks[rank])
-        os.kill(self.call(rank, lambda worker: os.getpid()), signal.SIGKILL)
+        os.kill(self.call(rank, pid), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -118,20 +118,27 @@ def channel(cluster: Cluster) -> Iterator[Channel]:
 
 
 @pytest.fixture
-def bounded(cluster: Cluster) -> Iterator[Channel]:
-    """A new channel that holds 4 items of each key."""
-    made = Channel.create(f"bounded{next(_names)}", maxsize=4)
-    yield made
-    end(cluster, made.name)
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], object]], None]:
-    """Waits until something holds."""
-    return waiting.until
-
-
-@pytest.fixture
 def end_channel(cluster: Cluster) -> Callable[[str], None]:
     """Ends the process of a channel that a test created itself."""
     return lambda name: end(cluster, name)
+
+
+def pid(worker: Any) -> int:
+    return os.getpid()
+
+
+def process_of(channel: Channel) -> int:
+    """Return the process of a channel."""
+    backend: Any = channel._backend
+    backend.connect()
+    return peer_credentials(backend.stream.connection.sock)[0]
+
+
+def waiting(channel: Channel, count: int, key: str = "default", *, puts: bool = False) -> Callable[[], bool]:
+    """Return a condition: so many operations wait."""
+
+    def check() -> bool:
+        figures = channel.statistics().get(key)
+        return figures is not None and (figures.waiting_puts if puts else figures.waiting_gets) == count
+
+    return check

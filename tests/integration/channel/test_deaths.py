@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
@@ -16,14 +15,11 @@ from rlinf_core.channel.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, InvalidNameError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.process.proc import peer_credentials, stat
+from rlinf_core.process.proc import stat
+from tests.integration.channel.conftest import pid, process_of, waiting
+from tests.waiting import until
 
-Until = Callable[[Callable[[], object]], None]
 LARGE = 5 << 20
-
-
-def pid(worker: Any) -> int:
-    return os.getpid()
 
 
 def put_some(worker: Any, channel: Channel, count: int, size: int = 0) -> None:
@@ -39,14 +35,6 @@ def get_batch(worker: Any, channel: Channel, weight: float) -> list[int]:
     return [item[0] for item in channel.get_batch(weight)]
 
 
-def waiting(channel: Channel, count: int) -> Callable[[], bool]:
-    def check() -> bool:
-        figures = channel.statistics().get("default")
-        return figures is not None and figures.waiting_gets == count
-
-    return check
-
-
 @pytest.mark.parametrize("size", [10, LARGE])
 def test_what_was_accepted_survives_its_producer(borrow: Any, channel: Channel, size: int) -> None:
     actors = borrow(2)
@@ -56,7 +44,7 @@ def test_what_was_accepted_survives_its_producer(borrow: Any, channel: Channel, 
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_item_of_a_dead_consumer_goes_to_the_next(borrow: Any, channel: Channel, until: Until, size: int) -> None:
+def test_item_of_a_dead_consumer_goes_to_the_next(borrow: Any, channel: Channel, size: int) -> None:
     actors = borrow(2)
     victim = actors.call(0, pid)
     actors.killed.add(actors.ranks[0])
@@ -77,21 +65,21 @@ def die_while_sending(worker: Any, channel: Channel, size: int) -> None:
     backend.connect()
     # Right after the announcement, before a byte of the item is on its way.
     backend._send = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-    channel.put(bytearray(size), key="k")
+    channel.put(bytearray(size), key=("arm", 0))
 
 
-def test_a_half_sent_item_is_dropped_and_reported(borrow: Any, channel: Channel, until: Until) -> None:
+def test_a_half_sent_item_is_dropped_and_reported(borrow: Any, channel: Channel) -> None:
     actors = borrow(2)
     actors.killed.add(actors.ranks[0])
     actors(0, die_while_sending, channel, LARGE)
     until(channel.losses)
-    assert channel.losses() == [LostItem(actors.name(0), "k")]
-    assert channel.empty("k")
+    assert channel.losses() == [LostItem(actors.name(0), ("arm", 0))]
+    assert channel.empty(("arm", 0))
     actors.call(1, put_some, channel, 1)
     assert channel.get()[0] == 0
 
 
-def test_get_fails_when_all_its_producers_are_dead(borrow: Any, channel: Channel, until: Until) -> None:
+def test_get_fails_when_all_its_producers_are_dead(borrow: Any, channel: Channel) -> None:
     actors = borrow(3)
     actors.call(0, put_some, channel, 1)
     actors.call(1, put_some, channel, 1)
@@ -111,7 +99,7 @@ def test_get_fails_when_all_its_producers_are_dead(borrow: Any, channel: Channel
     assert "all that ever put into it are dead" in str(error)
 
 
-def test_what_is_left_can_be_got_although_all_producers_are_dead(borrow: Any, channel: Channel, until: Until) -> None:
+def test_what_is_left_can_be_got_although_all_producers_are_dead(borrow: Any, channel: Channel) -> None:
     actors = borrow(2)
     actors.call(0, put_some, channel, 2)
     actors.kill(0)
@@ -121,7 +109,7 @@ def test_what_is_left_can_be_got_although_all_producers_are_dead(borrow: Any, ch
     assert [actors.call(1, get_one, channel) for _ in range(2)] == [0, 1]
 
 
-def test_the_driver_as_a_producer_keeps_gets_waiting(borrow: Any, channel: Channel, until: Until) -> None:
+def test_the_driver_as_a_producer_keeps_gets_waiting(borrow: Any, channel: Channel) -> None:
     actors = borrow(2)
     put_some(None, channel, 1)
     actors.call(0, put_some, channel, 1)
@@ -135,11 +123,11 @@ def test_the_driver_as_a_producer_keeps_gets_waiting(borrow: Any, channel: Chann
     assert waits.wait(20) == [7]
 
 
-def test_operations_fail_when_the_channels_own_process_dies(borrow: Any, channel: Channel, until: Until) -> None:
+def test_operations_fail_when_the_channels_own_process_dies(borrow: Any, channel: Channel) -> None:
     actors = borrow(1)
     waits = actors(0, get_one, channel)
     until(waiting(channel, 1))
-    os.kill(_process_of(channel), signal.SIGKILL)
+    os.kill(process_of(channel), signal.SIGKILL)
     with pytest.raises(WorkerGroupError) as info:
         waits.wait(20)
     (error,) = info.value.exceptions
@@ -147,12 +135,6 @@ def test_operations_fail_when_the_channels_own_process_dies(borrow: Any, channel
     assert error.address == f"{channel.name}:0"
     with pytest.raises(WorkerDiedError):
         channel.put(1)
-
-
-def _process_of(channel: Channel) -> int:
-    backend: Any = channel._backend
-    backend.connect()
-    return peer_credentials(backend.stream.connection.sock)[0]
 
 
 def create_and_put(worker: Any, name: str) -> int:
@@ -175,7 +157,7 @@ def take_all(worker: Any, channel: Channel) -> None:
         channel.put(channel.get())
 
 
-def test_a_call_that_is_given_up_ends_at_its_next_wait(borrow: Any, channel: Channel, until: Until) -> None:
+def test_a_call_that_is_given_up_ends_at_its_next_wait(borrow: Any, channel: Channel) -> None:
     actors = borrow(1)
     channel.put("goes round and round")
     call = actors(0, take_all, channel)
@@ -184,15 +166,6 @@ def test_a_call_that_is_given_up_ends_at_its_next_wait(borrow: Any, channel: Cha
     with pytest.raises(WorkerGroupError) as info:
         call.wait(20)
     assert isinstance(info.value.exceptions[0], CancelledOperationError)
-
-
-_names = itertools.count()
-
-
-def process_behind(channel: Channel) -> int:
-    backend: Any = channel._backend
-    backend.connect()
-    return peer_credentials(backend.stream.connection.sock)[0]
 
 
 def is_gone(process: int) -> Callable[[], bool]:
@@ -226,12 +199,12 @@ def try_all(worker: Any, channel: Channel) -> list[str]:
 SAID = ["the item was not accepted"] * 4 + ["and nothing is left in it"] * 4
 
 
-def test_ended_process_reports_closed_to_later_calls(borrow: Any, until: Until) -> None:
-    channel = Channel.create(f"ends{next(_names)}")
+def test_ended_process_reports_closed_to_later_calls(borrow: Any) -> None:
+    channel = Channel.create("ends")
     actors = borrow(2)
     for item in range(3):
         channel.put(item)
-    process = process_behind(channel)
+    process = process_of(channel)
     channel.close()
     assert actors.call(0, get_all, channel) == [0, 1, 2]
     until(is_gone(process))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.operation import ChannelFull
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import ChannelError, ClusterError, DeadlockError, InvalidNameError, PeerNotFoundError
 from rlinf_core.failures import WorkerGroupError
+from rlinf_core.worker.group.worker_group import WorkerGroup
+from rlinf_core.worker.worker import Worker
+from tests.integration.channel.conftest import waiting
+from tests.waiting import until
 
 
 def echo(worker: Any, name: str) -> Any:
@@ -63,7 +65,7 @@ def test_a_name_is_taken_once(players: Any, channel: Channel) -> None:
         Channel.create(channel.name)
     with pytest.raises(InvalidNameError, match=r"a group named `players.*` is running"):
         Channel.create(players.group.worker_group_name)
-    with pytest.raises(InvalidNameError, match="`a:b` is not a valid name of a channel"):
+    with pytest.raises(InvalidNameError, match="'a:b' is not a valid name of a channel"):
         Channel.create("a:b")
 
 
@@ -109,10 +111,17 @@ def test_a_worker_group_is_no_channel(players: Any) -> None:
         Channel(name).put(1)
 
 
+def test_a_channel_is_no_worker_group(channel: Channel) -> None:
+    with pytest.raises(InvalidNameError, match=f"`{channel.name}` is a channel, not a worker group"):
+        WorkerGroup.from_group_name(Worker, channel.name)
+
+
 def test_a_name_that_nobody_creates_is_told_with_near_ones(channel: Channel) -> None:
-    with pytest.raises(PeerNotFoundError) as info:
-        Channel.connect(channel.name.replace("channel", "chanel"), timeout=0.3)
+    wrong = channel.name.replace("channel", "chanel")
+    with pytest.raises(PeerNotFoundError, match=f"no channel is named `{wrong}`") as info:
+        Channel.connect(wrong, timeout=0.3)
     assert channel.name in str(info.value)
+    assert "group" not in str(info.value)
 
 
 def test_a_channel_travels_as_an_argument(players: Any, channel: Channel) -> None:
@@ -144,49 +153,11 @@ def test_mutual_waits_for_items_are_reported_as_deadlock(players: Any, end_chann
     end_channel("knot_two")
 
 
-Until = Callable[[Callable[[], object]], None]
-
-
-def put_all(worker: Any, channel: Channel, items: list[Any], key: str = "default", weight: float = 1) -> None:
-    for item in items:
-        channel.put(item, weight=weight, key=key)
-
-
 def get_some(worker: Any, channel: Channel, count: int, key: str = "default") -> list[Any]:
     return [channel.get(key=key) for _ in range(count)]
 
 
-def waiting(channel: Channel, count: int, key: str = "default", *, puts: bool = False) -> Callable[[], bool]:
-    def check() -> bool:
-        figures = channel.statistics().get(key)
-        return figures is not None and (figures.waiting_puts if puts else figures.waiting_gets) == count
-
-    return check
-
-
-def test_items_of_a_key_come_in_order_and_keys_are_apart(players: Any, channel: Channel) -> None:
-    first = players(0, put_all, channel, [("a", i) for i in range(50)], "a")
-    second = players(1, put_all, channel, [("b", i) for i in range(50)], "b")
-    assert players.call(2, get_some, channel, 50, "b") == [("b", i) for i in range(50)]
-    assert players.call(2, get_some, channel, 50, "a") == [("a", i) for i in range(50)]
-    first.wait()
-    second.wait()
-
-
-def test_a_full_key_holds_its_producer_back_and_nobody_else(players: Any, bounded: Channel, until: Until) -> None:
-    held = players(0, put_all, bounded, list(range(6)))
-    until(waiting(bounded, 1, puts=True))
-    assert (bounded.full(), bounded.qsize(), bounded.maxsize) == (True, 4, 4)
-    with pytest.raises(ChannelFull):
-        bounded.put_nowait("no room")
-    bounded.put_nowait("elsewhere", key="other")
-    assert bounded.get_nowait(key="other") == "elsewhere"
-    assert not held.done()
-    assert [bounded.get() for _ in range(6)] == list(range(6))
-    held.wait()
-
-
-def test_asynchronous_iteration_leaves_the_loop_free(channel: Channel, until: Until) -> None:
+def test_asynchronous_iteration_leaves_the_loop_free(channel: Channel) -> None:
     async def produce() -> None:
         for index in range(5):
             # The consumer waits already, and yet this task of its loop goes on.

@@ -17,20 +17,14 @@ from typing import NamedTuple
 
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
+from tests.rlinf_command import REACH
 
 RLINF = Path(sys.executable).with_name("rlinf")
-# So small that a step takes milliseconds, and without an end.
+# Without an end.
 SMALL = (
     "recipe=embodied",
-    "env.train.task=reach",
-    "env.train.total_num_envs=8",
-    "env.train.max_episode_steps=10",
-    "env.train.max_steps_per_rollout_epoch=10",
-    "actor.global_batch_size=40",
-    "actor.model.hidden_dim=16",
-    "algorithm.update_epoch=1",
-    "runner.max_steps=-1",
-    "runner.val_check_interval=-1",
+    *REACH,
+    *("algorithm.update_epoch=1", "runner.max_steps=-1", "runner.val_check_interval=-1"),
 )
 _MARK = "RLINF_INTERRUPTION"
 # The interpreter was still starting, or read the first line of the script: none of our code can answer for that.
@@ -227,7 +221,10 @@ def measure(folder: Path) -> float:
 
 
 def main() -> None:
-    """Run COUNT random moments of each kind, in turns, and print what was seen: `interruptions.py COUNT [SEED]`."""
+    """Run COUNT random moments of each kind, in turns, and print what was seen.
+
+    python -m tests.integration.cli.interruptions COUNT [SEED]
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # So it is in the background of a shell, and so would the runs have it.
         signal.signal(signal.SIGINT, signal.default_int_handler)

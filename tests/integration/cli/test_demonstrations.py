@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.load_set import load_demonstrations
-from recipes.embodied.interventions.registry import takeover_steps
+from recipes.embodied.interventions.scripted import takeover_steps
 from recipes.embodied.interventions.source_options import ScriptedOptions
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -54,7 +54,7 @@ def evaluation(folder: Path, out: str, *arguments: str) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 @pytest.mark.nightly
 def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) -> None:
-    rlinf(tmp_path, "record", "laptop", "-o", "shown", "-n", "4")
+    rlinf(tmp_path, "record", "embodied/pick-laptop", "-o", "shown", "-n", "4")
     rlinf(tmp_path, "train", "recipe=sft", "data.train_data_paths=shown", "runner.val_check_interval=-1", *SMALL)
     (learned,) = (tmp_path / "runs").glob("sft-*")
     losses = [record.metrics["train/actor/bc_loss"] for record in read_metrics(learned / "metrics.jsonl")]
@@ -69,7 +69,7 @@ def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) 
 
     # What is exported is evaluated as the model that a file begins with.
     rlinf(tmp_path, "export", str(learned), "--format", "safetensors", "-o", "policy")
-    pretrained = evaluation(tmp_path, "third", "laptop", "actor.model.model_path=policy", *SMALL)
+    pretrained = evaluation(tmp_path, "third", "embodied/pick-laptop", "actor.model.model_path=policy", *SMALL)
     assert pretrained["total"] == first["total"]
     assert pretrained["checkpoint"]["step"] is None
 
@@ -77,7 +77,7 @@ def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) 
     assert newest is not None
     start = f"actor.checkpoint_load_path={newest.path}"
     filmed = "env.eval.video_cfg.save_video=true"
-    rlinf(tmp_path, "train", "laptop", start, "runner.val_check_interval=1", filmed, *SMALL)
+    rlinf(tmp_path, "train", "embodied/pick-laptop", start, "runner.val_check_interval=1", filmed, *SMALL)
     (continued,) = (tmp_path / "runs").glob("embodied-*")
     assert {path.name[:11] for path in (continued / "videos").iterdir()} == {f"step-00000{step}" for step in range(3)}
     begun = read_metrics(continued / "metrics.jsonl")[0]
@@ -125,7 +125,9 @@ def test_a_scripted_expert_is_recorded_in_just_the_steps_it_took(tmp_path: Path)
     options = ScriptedOptions(probability=0.2, shortest=2, longest=4, seed=7)
     values = [f"--option={name}={value}" for name, value in options.model_dump().items()]
     sizes = ("env.train.total_num_envs=3", *SMALL_DEVICE)
-    with rlinf_here(tmp_path, "record", "laptop", "--device", "scripted", *values, "-n", "6", "-o", "shown", *sizes):
+    with rlinf_here(
+        tmp_path, "record", "embodied/pick-laptop", "--device", "scripted", *values, "-n", "6", "-o", "shown", *sizes
+    ):
         pass
     result = episodes(tmp_path / "shown")
     assert len(result) == 6
@@ -150,7 +152,7 @@ def test_a_person_at_a_page_records_an_episode_and_judges_it(tmp_path: Path) -> 
     options = (f"--option=token_file={token}", f"--option=port={port}", "--option=release_steps=0")
     sizes = ("env.train.total_num_envs=1", "env.train.max_episode_steps=400", "env.train.task=pick")
     with rlinf_here(
-        tmp_path, "record", "laptop", "--device", "browser", *options, "-n", "1", "-o", "shown", *sizes
+        tmp_path, "record", "embodied/pick-laptop", "--device", "browser", *options, "-n", "1", "-o", "shown", *sizes
     ) as job:
         result: list[ClientConnection] = []
 
@@ -223,7 +225,7 @@ def test_intervention_within_a_chunk_is_recorded_by_ticks(tmp_path: Path) -> Non
         "env.train.max_episode_steps=20",
         *SMALL_DEVICE[::2],
     )
-    with rlinf_here(tmp_path, "train", "laptop", *learns, *sizes, *ends):
+    with rlinf_here(tmp_path, "train", "embodied/pick-laptop", *learns, *sizes, *ends):
         pass
     (run,) = (tmp_path / "runs").glob("embodied-*")
     with rlinf_here(tmp_path, "record", str(run), "--device", "grabber:Grabber", "-n", "8", "-o", "corrected"):

@@ -21,23 +21,13 @@ import pytest
 
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.rlinf_command import REACH
 from tests.unit.docs.test_made_pages import panels
 from tests.waiting import until
 
 # Each test starts Ray more than once.
 RLINF = Path(sys.executable).with_name("rlinf")
-# So small that a step takes milliseconds.
-SMALL = (
-    "recipe=embodied",
-    "env.train.task=reach",
-    "env.train.total_num_envs=8",
-    "env.train.max_episode_steps=10",
-    "env.train.max_steps_per_rollout_epoch=10",
-    "actor.global_batch_size=40",
-    "actor.model.hidden_dim=16",
-    "algorithm.update_epoch=1",
-    "runner.save_interval=1",
-)
+SMALL = ("recipe=embodied", *REACH, "algorithm.update_epoch=1", "runner.save_interval=1")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from rlinf_core import load_run
 from rlinf_core.process import proc
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.hub_stand_in import Hub, served
+from tests.rlinf_command import output_of, rlinf
 from tests.waiting import until
 
 Run = Callable[..., Any]
@@ -64,11 +64,7 @@ def env(tmp_path: Path, base: str) -> dict[str, str]:
 
 def joined(env: dict[str, str], **extra: str) -> list[str]:
     """Return what a driver on this machine says of its Ray: whether it is embedded, and its address."""
-    done = subprocess.run(
-        [sys.executable, "-c", JOIN], env={**env, **extra}, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return output_of(sys.executable, "-c", JOIN, env={**env, **extra}, timeout=200).split()
 
 
 @pytest.fixture
@@ -80,10 +76,7 @@ def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
     file.write_text(f"cluster: {{num_nodes: 1, ports: {ports.start}-{ports.stop - 1}}}\n")
 
     def call(command: str, *arguments: str) -> Any:
-        argv = [sys.executable, "-m", "rlinf_cli", command, str(file), "--json", *arguments]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(rlinf(tmp_path, command, str(file), "--json", *arguments, env=env, timeout=200))
 
     yield call
     call("down", "--force")
@@ -123,9 +116,7 @@ def test_up_again_repaired_and_down(run: Run, tmp_path: Path) -> None:
 
 def work(folder: Path, *words: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(sys.executable, "-m", *words, cwd=folder, env=environment)
 
 
 def expect_two_steps(folder: Path, job: Path) -> None:
@@ -171,15 +162,11 @@ runner: {seq_length: 64, max_steps: 1, save_interval: 1, val_check_interval: -1}
 CHATS = "".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(8))
 
 
-def rlinf(hub: Hub, folder: Path, *arguments: str, code: int = 0) -> str:
+def with_hub(hub: Hub, folder: Path, *arguments: str, code: int = 0) -> str:
     """Run a command in a folder, with a cache of its own and no network but the stand-in."""
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hub"), "RLINF_ADDRESS": "local"}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | own
-    done = subprocess.run(
-        [RLINF, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return output_of(RLINF, *arguments, cwd=folder, env=environment, timeout=300, code=code, errors=True)
 
 
 def repositories(folder: Path, commit: str) -> dict[str, tuple[str, Mapping[str, bytes]]]:
@@ -201,9 +188,9 @@ def repositories(folder: Path, commit: str) -> dict[str, tuple[str, Mapping[str,
 def test_run_resume_and_evaluation_have_the_commit_of_the_start(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     with served(repositories(tmp_path / "built", OLD)) as hub:
-        assert "valid" in rlinf(hub, tmp_path, "validate", "job.yaml")
+        assert "valid" in with_hub(hub, tmp_path, "validate", "job.yaml")
         assert not any("resolve" in asked for asked in hub.asked)
-        said = rlinf(hub, tmp_path, "train", "job.yaml")
+        said = with_hub(hub, tmp_path, "train", "job.yaml")
         assert "fetching `acme/tiny`, a model of the HuggingFace Hub" in said
         (run,) = (tmp_path / "runs").iterdir()
         config = (run / "config.yaml").read_text()
@@ -213,10 +200,10 @@ def test_run_resume_and_evaluation_have_the_commit_of_the_start(tmp_path: Path) 
         hub.repositories = repositories(tmp_path / "built", NEW)
         (tmp_path / "hub/hub/models--acme--tiny/refs/main").write_text(NEW)
         hub.asked.clear()
-        rlinf(hub, tmp_path, "train", "job.yaml", f"runner.resume_dir={run}", "runner.max_steps=2")
+        with_hub(hub, tmp_path, "train", "job.yaml", f"runner.resume_dir={run}", "runner.max_steps=2")
         assert (run / "config.yaml").read_text().count(OLD) == 3
         assert NEW not in (run / "config.yaml").read_text()
-        rlinf(hub, tmp_path, "eval", str(run))
+        with_hub(hub, tmp_path, "eval", str(run))
         assert not any(NEW in asked for asked in hub.asked)
 
 
@@ -225,7 +212,7 @@ def test_run_resume_and_evaluation_have_the_commit_of_the_start(tmp_path: Path) 
 def test_without_cache_and_network_nothing_starts(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     with served({}) as hub:
-        said = rlinf(hub, tmp_path, "train", "job.yaml", code=2)
+        said = with_hub(hub, tmp_path, "train", "job.yaml", code=2)
     assert "`acme/tiny` is not in the cache of huggingface_hub" in said
     assert "hf download acme/tiny" in said
     assert not (tmp_path / "runs").exists()

@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,12 +22,14 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.settings import Settings
 
 _SCRIPT = Path(__file__).with_name("peer_process.py")
 _ROOT = Path(__file__).parents[3]
 _PATIENCE = 60.0
+THERE = WorkerAddress("there", 0)
 
 
 def _side_type() -> Any:
@@ -173,6 +176,25 @@ class Cast:
             self.here.endpoint.close()
 
 
+def over_tcp(here: Any) -> None:
+    """Make this process believe that its peers are on other hosts."""
+    infos = here.resolver.endpoints
+    for address, info in infos.items():
+        if address != here.me:
+            infos[address] = replace(info, unix_path=None)
+
+
+def receive(side: Any) -> Any:
+    return side.group().recv(WorkerAddress("here", 0))
+
+
+def echo(side: Any, times: int) -> None:
+    group = side.group()
+    here = WorkerAddress("here", 0)
+    for _ in range(times):
+        group.send(group.recv(here), here)
+
+
 @pytest.fixture
 def make_cast() -> Iterator[Callable[..., Cast]]:
     """Makes casts with settings of their own."""
@@ -200,6 +222,17 @@ def make_duo() -> Iterator[Callable[[], tuple[Any, Peer]]]:
     yield make
     for cast in made:
         cast.stop()
+
+
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def two_ways(request: pytest.FixtureRequest, make_duo: Callable[[], tuple[Any, Peer]]) -> tuple[Any, Peer]:
+    """This process and one peer, on one host or as if on two."""
+    here, there = make_duo()
+    if request.param == "tcp":
+        over_tcp(here)
+    here.group().send("the connection is made from here", THERE)
+    there.call(receive)
+    return here, there
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,8 @@ from rlinf_core.errors import (
     DeadlockError,
     WorkerDiedError,
 )
+from tests.integration.collective.conftest import THERE, echo, over_tcp
 from tests.waiting import until
-
-THERE = WorkerAddress("there", 0)
-
-
-def echo(side: Any, times: int) -> None:
-    group = side.group()
-    here = WorkerAddress("here", 0)
-    for _ in range(times):
-        group.send(group.recv(here), here)
 
 
 def in_thread(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
@@ -44,21 +35,13 @@ def in_thread(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, outcome
 
 
-def over_tcp(cast: Any) -> None:
-    """Make this process believe that its peers are on other hosts."""
-    infos = cast.here.resolver.endpoints
-    for address, info in infos.items():
-        if address != cast.here.me:
-            infos[address] = replace(info, unix_path=None)
-
-
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tcp: bool) -> None:
     cast = make_cast()
     there = cast.add("there:0")
     if tcp:
-        over_tcp(cast)
+        over_tcp(cast.here)
     group = cast.here.group()
     there.begin(echo, 1)
     group.send(1, THERE)
@@ -79,7 +62,7 @@ def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tc
 def test_peer_killed_within_a_message_leaves_no_half_message(make_cast: Any) -> None:
     cast = make_cast()
     there = cast.add("there:0")
-    over_tcp(cast)
+    over_tcp(cast.here)
     group = cast.here.group()
     there.begin(echo, 1)
     group.send(1, THERE)
@@ -114,7 +97,7 @@ def test_a_killed_peer_wakes_who_sends_to_it(make_cast: Any, tcp: bool) -> None:
     cast = make_cast(arena_bytes=1 << 20, inbox_messages=10)
     there = cast.add("there:0")
     if tcp:
-        over_tcp(cast)
+        over_tcp(cast.here)
     group = cast.here.group()
 
     def flood() -> None:

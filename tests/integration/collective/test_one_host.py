@@ -12,8 +12,8 @@ import torch
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections import handshake
+from tests.integration.collective.conftest import THERE
 
-THERE = WorkerAddress("there", 0)
 PAYLOAD = 16 << 20
 # Handshake, headers and acknowledgements of one message, and what this process says elsewhere meanwhile.
 A_FEW_WORDS = 64 << 10

@@ -14,18 +14,10 @@ import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.errors import MismatchError, PayloadError
+from rlinf_core.errors import PayloadError
 from rlinf_core.waiting import OperationKind
+from tests.integration.collective.conftest import THERE, echo
 from tests.waiting import until
-
-THERE = WorkerAddress("there", 0)
-
-
-def echo(side: Any, times: int) -> None:
-    group = side.group()
-    here = WorkerAddress("here", 0)
-    for _ in range(times):
-        group.send(group.recv(here), here)
 
 
 def round_trip(duo: Any, obj: object) -> Any:
@@ -36,16 +28,6 @@ def round_trip(duo: Any, obj: object) -> Any:
     back = group.recv(THERE)
     there.result()
     return back
-
-
-@pytest.mark.parametrize("count", [3, 5_000, 3_000_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int8])
-def test_tensors_of_every_size_and_dtype_come_back(duo: Any, dtype: torch.dtype, count: int) -> None:
-    tensor = (torch.arange(count) % 3).to(dtype)
-    back = round_trip(duo, tensor)
-    assert back.dtype == dtype
-    assert torch.equal(back, tensor)
-    back.fill_(1)
 
 
 def test_objects_and_unusual_tensors_come_back(duo: Any) -> None:
@@ -72,25 +54,6 @@ def test_objects_and_unusual_tensors_come_back(duo: Any) -> None:
         else:
             assert np.array_equal(back[name], tensor), name
             back[name][0] = 5
-
-
-def take_mismatches(side: Any) -> list[MismatchError]:
-    return side.endpoint.take_mismatches()
-
-
-def test_send_does_not_meet_recv_tensor(duo: Any) -> None:
-    here, there = duo
-
-    def send(side: Any) -> None:
-        side.group().send("an object", WorkerAddress("here", 0))
-
-    there.call(send)
-    group = here.group()
-    with pytest.raises(MismatchError, match="recv_tensor"):
-        group.recv_tensor(torch.zeros(1), THERE)
-    # The answer came before what is sent now, and does not spoil it.
-    assert round_trip(duo, 1) == 1
-    assert [error.sent for error in there.call(take_mismatches)] == ["an object with `send`"]
 
 
 def test_what_is_no_buffer_is_refused(duo: Any) -> None:
@@ -144,37 +107,6 @@ def test_a_view_that_is_dropped_is_free_at_once(duo: Any) -> None:
         gc.enable()
 
 
-def receive(side: Any, change: bool) -> list[float]:
-    source = WorkerAddress("here", 0)
-    value = side.group().broadcast(None, source)
-    tensor = value["weights"]
-    before = float(tensor.sum())
-    if change:
-        tensor.fill_(float(side.me.rank))
-    side.group().send("changed", source)
-    side.group().recv(source)
-    after = [before, float(tensor.sum())]
-    del value, tensor
-    return after
-
-
-@pytest.mark.parametrize("size", [10, 1_000_000])
-def test_every_member_gets_memory_of_its_own(make_cast: Any, size: int) -> None:
-    cast = make_cast()
-    peers = [cast.add(f"rollout:{rank}") for rank in range(1, 4)]
-    for peer in peers:
-        peer.begin(receive, True)
-    group = cast.here.group()
-    weights = {"weights": torch.ones(size)}
-    assert group.broadcast(weights, cast.here.me) is weights
-    for rank in range(1, 4):
-        assert group.recv(WorkerAddress("rollout", rank)) == "changed"
-    for rank in range(1, 4):
-        group.send("go on", WorkerAddress("rollout", rank))
-    assert [peer.result() for peer in peers] == [[size, rank * size] for rank in range(1, 4)]
-    until(lambda: not cast.here.endpoint.shared_memory().used, "the end of the broadcast's use of shared memory")
-
-
 @pytest.mark.nightly
 def test_later_broadcast_hides_writes_to_an_earlier_one(make_cast: Any) -> None:
     cast = make_cast()
@@ -202,16 +134,6 @@ def test_later_broadcast_hides_writes_to_an_earlier_one(make_cast: Any) -> None:
 
 
 TAG = 7
-
-
-def post(side: Any, target: Any, obj: Any, key: bytes) -> None:
-    from rlinf_core.waiting import OperationKind
-
-    stream = side.endpoint.stream(side.me, target, side.resolver)
-    work = side.endpoint.work(OperationKind.PUT, "channel")
-    message = side.endpoint.message(obj, tag=7)
-    message.key, message.weight = key, 2.5
-    side.endpoint.send(stream, message, work)
 
 
 def post_tensor(side: Any, target: Any, size: int, value: float) -> None:
@@ -261,8 +183,8 @@ def test_a_message_for_no_service_is_dropped(make_cast: Any, caplog: pytest.LogC
     until(lambda: there.call(used) == 0)
     got: queue.Queue[Any] = queue.Queue()
     cast.here.endpoint.serve(TAG, lambda *delivery: got.put(delivery))
-    there.call(post, cast.here.me, "fine", b"")
-    assert got.get(timeout=10)[1].load() == "fine"
+    there.call(post_tensor, cast.here.me, 10, 3.0)
+    assert float(got.get(timeout=10)[1].load()["t"].sum()) == 30
 
 
 def forward_all(cast: Any, deliveries: Any, target: str, count: int, *, lend: bool = True) -> list[Any]:
@@ -280,12 +202,18 @@ def forward_all(cast: Any, deliveries: Any, target: str, count: int, *, lend: bo
     return parcels
 
 
-def test_broker_passes_on_without_a_copy(make_cast: Any) -> None:
+def brokered(make_cast: Any) -> tuple[Any, Any, Any, queue.Queue[Any]]:
+    """Return a cast, its producer and its consumer, and what is delivered to this process between them."""
     cast = make_cast()
     producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
     consumer.call(collect)
     deliveries: queue.Queue[Any] = queue.Queue()
     cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
+    return cast, producer, consumer, deliveries
+
+
+def test_broker_passes_on_without_a_copy(make_cast: Any) -> None:
+    cast, producer, consumer, deliveries = brokered(make_cast)
     for value in (1.0, 2.0, 3.0):
         producer.call(post_tensor, cast.here.me, 500_000, value)
     forward_all(cast, deliveries, "consumer:0", 3)
@@ -297,11 +225,7 @@ def test_broker_passes_on_without_a_copy(make_cast: Any) -> None:
 
 
 def test_what_a_broker_accepted_survives_its_producer(make_cast: Any) -> None:
-    cast = make_cast()
-    producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
-    consumer.call(collect)
-    deliveries: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
+    cast, producer, consumer, deliveries = brokered(make_cast)
     producer.call(post_tensor, cast.here.me, 500_000, 4.0)
     until(lambda: not deliveries.empty())
     producer.kill()
@@ -310,11 +234,7 @@ def test_what_a_broker_accepted_survives_its_producer(make_cast: Any) -> None:
 
 
 def test_a_killed_consumer_gives_back_what_was_passed_on_to_it(make_cast: Any) -> None:
-    cast = make_cast()
-    producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
-    consumer.call(collect)
-    deliveries: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
+    cast, producer, consumer, deliveries = brokered(make_cast)
     producer.call(post_tensor, cast.here.me, 500_000, 1.0)
     forward_all(cast, deliveries, "consumer:0", 1)
     assert consumer.call(opened, 1, True) == [500_000]
@@ -329,11 +249,7 @@ def test_a_killed_consumer_gives_back_what_was_passed_on_to_it(make_cast: Any) -
 
 
 def test_a_broker_that_keeps_the_item_sends_a_copy(make_cast: Any) -> None:
-    cast = make_cast()
-    producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
-    consumer.call(collect)
-    deliveries: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
+    cast, producer, consumer, deliveries = brokered(make_cast)
     producer.call(post_tensor, cast.here.me, 500_000, 1.0)
     (received,) = forward_all(cast, deliveries, "consumer:0", 1, lend=False)
     assert consumer.call(opened, 1, False) == [500_000]

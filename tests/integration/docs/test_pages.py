@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,13 +26,62 @@ from rlinf_core.job.load import load_job
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.storage import run_folder
 from rlinf_core.runners.storage.run_folder import RunFolder
-from tests.integration.docs.conftest import DOCS, FollowPage, files_of
+from tests.rlinf_command import output_of, rlinf
+
+REPOSITORY = Path(__file__).parents[3]
+DOCS = REPOSITORY / "docs"
+_BLOCK = re.compile(
+    r"^```((?:python|yaml) file=(?P<file>\S+)|python|output)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
+)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(180)
-def test_parts_of_language_models_print_what_the_page_says(follow_page: Callable[..., str]) -> None:
-    assert follow_page("language-models.md") == "", "all that it prints is on the page"
+def files_of(page: str) -> dict[str, str]:
+    """Return the files of a page by their names."""
+    return {block["file"]: block["text"] for block in _BLOCK.finditer(page) if block["file"]}
+
+
+FollowPage = Callable[..., str]
+
+
+@pytest.fixture
+def follow_page(tmp_path: Path) -> FollowPage:
+    """Saves the files of a page in `tmp_path`, runs its Python in one session, and compares what that prints.
+
+    `then` is Python to run after it. What is printed beyond what the page shows is returned.
+    """
+
+    def follow(page: str, then: str = "", seconds: float = 150) -> str:
+        script: list[str] = []
+        expected: list[str] = []
+        for block in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
+            if block["file"]:
+                path = tmp_path / block["file"]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block["text"], encoding="utf-8")
+            elif block[1] == "output":
+                expected.append(block["text"])
+            else:
+                script.append(block["text"])
+        assert script
+        (tmp_path / "session.py").write_text("\n".join((*script, then)), encoding="utf-8")
+        said, shown = output_of(sys.executable, "session.py", cwd=tmp_path, timeout=seconds), "".join(expected)
+        assert said[: len(shown)] == shown
+        return said.removeprefix(shown)
+
+    return follow
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "page",
+    [
+        "rewards-and-data.md",
+        pytest.param("language-models.md", marks=pytest.mark.nightly),
+        pytest.param("worker-api.md", marks=[pytest.mark.nightly, pytest.mark.ray]),
+    ],
+)
+def test_a_page_prints_what_it_says(page: str, follow_page: FollowPage) -> None:
+    assert follow_page(page, seconds=220) == "", "all that it prints is on the page"
 
 
 @pytest.mark.nightly
@@ -45,15 +93,12 @@ def test_its_commands_train_a_model_that_transformers_loads(tmp_path: Path) -> N
     folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
     (commands,) = re.findall(r"^```sh\n((?:(?!```).*\n)*python ask\.py.*\n)```", page, re.MULTILINE)
-    done = subprocess.run(
-        ["bash", "-ec", commands], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^prompt \d+, answer \d+: reward ", done.stdout, re.MULTILINE)) == 3
-    assert re.search(r"^3\s*\+\s*4\s*=\s*\d", done.stdout, re.MULTILINE)
+    said = output_of("bash", "-ec", commands, cwd=tmp_path, env=environment)
+    assert len(re.findall(r"^prompt \d+, answer \d+: reward ", said, re.MULTILINE)) == 3
+    assert re.search(r"^3\s*\+\s*4\s*=\s*\d", said, re.MULTILINE)
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
+PAGE = DOCS / "evaluation.md"
 
 
 def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
@@ -61,7 +106,7 @@ def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
     policy = make_model(model, spec)
     state_checkpoint.save(tmp_path / "trained", policy, torch.optim.AdamW(policy.parameters()), 1)
     write_description(tmp_path / "trained", model, spec, Normalization())
-    config = load_job("laptop").config
+    config = load_job("embodied/pick-laptop").config
     export(config, tmp_path / "trained", tmp_path / "exported", "safetensors")  # pyright: ignore[reportArgumentType]
     export(config, tmp_path / "trained", tmp_path / "script", "torchscript")  # pyright: ignore[reportArgumentType]
     acting, graph = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -70,30 +115,18 @@ def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
 
 
 def printed(program: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={"PYTHONPATH": str(PAGE.parents[1]), "OMP_NUM_THREADS": "1", "PATH": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PATH": ""}
+    return output_of(sys.executable, "-W", "ignore", "-c", program, cwd=folder, env=environment, timeout=100)
 
 
 EXAMPLES = DOCS.parent / "examples"
 FILE = EXAMPLES / "own_recipe.py"
-RLINF = Path(sys.executable).with_name("rlinf")
 
 
-@pytest.mark.timeout(400)
 def test_recipe_is_one_file_of_sixty_lines() -> None:
     assert len([line for line in FILE.read_text(encoding="utf-8").splitlines() if line.strip()]) <= 60
 
 
-@pytest.mark.timeout(400)
 def test_blocks_of_the_page_are_sound() -> None:
     page = (DOCS / "extend.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -110,7 +143,6 @@ def test_blocks_of_the_page_are_sound() -> None:
     assert isinstance(names["recipe"], Recipe)
 
 
-@pytest.mark.timeout(400)
 def test_recipe_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     job = load_job("recipe=own_recipe:recipe", ["moves=x"], environ={})
@@ -119,16 +151,11 @@ def test_recipe_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_recipe_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_recipe_trains_and_resumes(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
-    command = [str(RLINF), "train", "recipe=own_recipe:recipe"]
-    for changes in ([], ["runner.resume_dir=auto", "runner.max_steps=14"]):
-        done = subprocess.run(
-            [*command, *changes], capture_output=True, text=True, timeout=180, check=False, env=environment
-        )
-        assert done.returncode == 0, done.stderr
-    run = RunFolder.latest("runs")
+    for changes in ((), ("runner.resume_dir=auto", "runner.max_steps=14")):
+        rlinf(tmp_path, "train", "recipe=own_recipe:recipe", *changes, env=environment, timeout=180)
+    run = RunFolder.latest(tmp_path / "runs")
     assert run is not None
     lines = read_metrics(run.metrics_file)
     returns = {line.step: line.metrics["eval/return"] for line in lines if "eval/return" in line.metrics}
@@ -138,8 +165,6 @@ def test_recipe_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {"time/walk", "time/learn", "train/loss"} <= lines[-1].metrics.keys()
     assert (run.path / "curve.png").is_file()
 
-
-REPOSITORY = Path(__file__).parents[3]
 
 # The single-process loop of the benchmarks, on the page's own file.
 LEARN = f"""
@@ -167,33 +192,24 @@ print(evaluate(make_env(job.config.env.train.env_type, settings), loop.policy)[0
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("page", "steps"), [("environments.md", 6), ("models.md", 7), ("embodied.md", 12)])
-def test_the_example_of_a_page_runs_and_learns(page: str, steps: int, follow_page: Callable[..., str]) -> None:
+def test_the_example_of_a_page_runs_and_learns(page: str, steps: int, follow_page: FollowPage) -> None:
     success = float(follow_page(page, then=LEARN.replace("STEPS", str(steps))))
     assert success > 0.7
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-def test_the_program_of_readme_greets_by_rank(follow_page: Callable[..., str]) -> None:
+def test_the_program_of_readme_greets_by_rank(follow_page: FollowPage) -> None:
     assert follow_page("../README.md").startswith("['rank 0 of ")
-
-
-@pytest.mark.timeout(180)
-def test_the_page_prints_what_it_says(follow_page: Callable[..., str]) -> None:
-    assert follow_page("rewards-and-data.md") == "", "all that it prints is on the page"
 
 
 @pytest.mark.nightly
 @pytest.mark.ray
-def test_the_robot_of_the_page_is_trained(follow_page: Callable[..., str], tmp_path: Path) -> None:
+def test_the_robot_of_the_page_is_trained(follow_page: FollowPage, tmp_path: Path) -> None:
     assert follow_page("robots.md") == ""
-    command = [sys.executable, "-m", "rlinf_cli", "train", "my_robot.yaml", "runner.logger.log_path=runs"]
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}", "RLINF_ADDRESS": "local"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "finished" in done.stdout + done.stderr
+    command = (sys.executable, "-m", "rlinf_cli", "train", "my_robot.yaml", "runner.logger.log_path=runs")
+    assert "finished" in output_of(*command, cwd=tmp_path, env=environment, timeout=200, errors=True)
 
 
 @pytest.mark.timeout(100)
@@ -207,10 +223,3 @@ def test_page_prints_what_it_shows(follow_page: FollowPage, tmp_path: Path, monk
     run.update(step=150)
     run.end("finished")
     assert follow_page("run-folder.md") == ""
-
-
-@pytest.mark.nightly
-@pytest.mark.ray
-@pytest.mark.timeout(240)
-def test_page_prints_what_it_says(follow_page: Callable[..., str]) -> None:
-    assert follow_page("worker-api.md", seconds=220) == "", "all that it prints is on the page"

@@ -28,24 +28,9 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import with_recovery
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.rlinf_command import REACH
 
-# Either way to go on after a death.
-RECOVERIES = (RunRestarted, WorkersRelaunched)
-
-# Reach, so small that a step takes milliseconds.
-SMALL = (
-    "env.train.task=reach",
-    "env.train.total_num_envs=8",
-    "env.train.max_episode_steps=10",
-    "env.train.max_steps_per_rollout_epoch=10",
-    "actor.global_batch_size=40",
-    "actor.model.hidden_dim=16",
-    "algorithm.update_epoch=2",
-    "runner.val_check_interval=-1",
-    "runner.max_steps=3",
-)
-
-
+SMALL = (*REACH, "algorithm.update_epoch=2", "runner.val_check_interval=-1", "runner.max_steps=3")
 # A language model of a few thousand weights on sums of one digit.
 SMALL_MATH = (
     "actor.model.hidden_dim=32",
@@ -81,6 +66,15 @@ class Run:
         newest = self.folder.checkpoints.latest()
         assert newest is not None
         return read_weights(newest.path)
+
+    def ends_like(self, other: Run | Path) -> bool:
+        """Return whether the weights are those of another run, or of a checkpoint, bit by bit."""
+        mine, theirs = self.weights(), other.weights() if isinstance(other, Run) else read_weights(other)
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+    def recoveries(self) -> list[type[Event]]:
+        """Return the ways in which it went on after deaths."""
+        return [type(event) for event in self.events if isinstance(event, (RunRestarted, WorkersRelaunched))]
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
@@ -168,7 +162,7 @@ class Train:
 @pytest.fixture
 def train(cluster: Cluster, tmp_path: Path) -> Iterator[Train]:
     """Runs of the embodied recipe."""
-    with closing(Train(cluster, tmp_path, "recipes.embodied.program", SMALL, "laptop")) as made:
+    with closing(Train(cluster, tmp_path, "recipes.embodied.program", SMALL, "embodied/pick-laptop")) as made:
         yield made
 
 
@@ -180,7 +174,7 @@ SPANNING = ("env.train.max_episode_steps=25", "rollout.pipeline_stage_num=2")
 def spanning(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run of five steps with episodes that span passes, checkpoints of the steps 3 and 5, and evaluations."""
     folder = tmp_path_factory.mktemp("spanning")
-    with closing(Train(cluster, folder, "recipes.embodied.program", SMALL, "laptop")) as made:
+    with closing(Train(cluster, folder, "recipes.embodied.program", SMALL, "embodied/pick-laptop")) as made:
         yield made(*SPANNING, "runner.max_steps=5", "runner.save_interval=3", "runner.val_check_interval=2")
 
 
@@ -188,7 +182,7 @@ def spanning(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def train_math(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """Runs of the math recipe."""
     folder = tmp_path_factory.mktemp("math")
-    with closing(Train(cluster, folder, "recipes.math.program", SMALL_MATH, "math_laptop")) as made:
+    with closing(Train(cluster, folder, "recipes.math.program", SMALL_MATH, "math/sums-laptop")) as made:
         yield made
 
 

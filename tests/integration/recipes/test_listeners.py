@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rlinf_core.process.proc import processes_of
 from tests.integration.recipes.conftest import SMALL, SMALL_MATH
 from tests.integration.recipes.serve.service_command import service
 from tests.listeners import ALWAYS, compared, family_of, names_of_job
+from tests.rlinf_command import output_of
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RANKS = "Ranks that train together on CPUs"
@@ -79,7 +79,7 @@ def small(settings: Iterable[str]) -> tuple[str, ...]:
 @pytest.mark.nightly
 def test_embodied_job_of_two_ranks(tmp_path: Path) -> None:
     several = ("~cluster.component_placement", *placed("rollout", "env"), *placed("actor", count=2))
-    names = names_of_job(tmp_path, str(CONFIGS / "laptop.yaml"), *small(SMALL), *several)
+    names = names_of_job(tmp_path, str(CONFIGS / "embodied/pick-laptop.yaml"), *small(SMALL), *several)
     assert names >= {*ALWAYS, RANKS}
 
 
@@ -87,7 +87,7 @@ def test_embodied_job_of_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 @pytest.mark.nightly
-@pytest.mark.parametrize("file", ["math_laptop", "agent_calculator"])
+@pytest.mark.parametrize("file", ["math/sums-laptop", "agent/calculator-laptop"])
 def test_job_of_a_language_model(tmp_path: Path, file: str) -> None:
     names = names_of_job(tmp_path, str(CONFIGS / f"{file}.yaml"), *small(SMALL_MATH))
     assert names >= ALWAYS
@@ -104,14 +104,12 @@ def test_service(tmp_path: Path) -> None:
 
 
 PYTHON = os.environ.get("RLINF_TEST_LEROBOT", "")
-PROGRAM = Path(__file__).with_name("lerobot_sets.py")
 MAIN = "observation.images.main"
 
 
 def lerobot(home: Path, *arguments: str) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([PYTHON, str(PROGRAM), *arguments], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    output_of(PYTHON, Path(__file__).with_name("lerobot_sets.py"), *arguments, env=environment)
 
 
 @pytest.mark.nightly

@@ -21,6 +21,7 @@ from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, PlacementError
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from tests.listeners import family_of, listeners_of
+from tests.rlinf_command import output_of
 
 SEEN = "SEEN_BY_THE_ACTOR"
 
@@ -236,9 +237,8 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), handle.wait(), group.ready().wait())
 """
 
-JOIN = """
-import pytest
-
+# A driver, its Ray and a worker: what they keep in temporary folders is in one that all of them find.
+WORKS = """
 from rlinf_core import Cluster, Worker
 
 class Idle(Worker):
@@ -267,34 +267,32 @@ def test_it_listens_on_loopback_alone(cluster: Cluster) -> None:
 def test_another_driver_with_its_token_joins_it_by_its_address(cluster: Cluster) -> None:
     running = engine.current()
     assert running is not None
-    done = _run(JOIN, RLINF_ADDRESS=running.address)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[0] 127.0.0.1\n"
+    printed = _run(WORKS, RLINF_ADDRESS=running.address)
+    assert printed == "[0] 127.0.0.1\n"
+    for address in (running.address, "local"):
+        assert Cluster(address=address).node_ranks == cluster.node_ranks
+    with pytest.raises(ClusterError, match=f"already in the cluster at {running.address}, not in `127.0.0.1:1`"):
+        Cluster(address="127.0.0.1:1")
     with Idle.create_group().launch(cluster) as group:
         assert group.ready().wait() == [0]
 
 
 def test_one_that_does_not_start_is_an_error_of_the_cluster() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_RAYLET], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Ray does not start on this machine" in done.stdout
-    assert "the node timed out during startup" in done.stdout
+    printed = _run(WITHOUT_RAYLET)
+    assert "Ray does not start on this machine" in printed
+    assert "the node timed out during startup" in printed
 
 
 def test_a_program_prints_its_own_lines_and_all_of_its_workers() -> None:
-    done = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in done.stdout.splitlines()]
+    printed = _run(LAST_WORDS)
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in printed.splitlines()]
     assert [re.sub(r"pid=\d+", "pid", line) for line in lines] == ["it died", "(another:0 pid) last words"]
 
 
 @pytest.mark.nightly
 def test_after_its_end_nothing_starts_another_by_accident() -> None:
-    done = _run(AFTERWARDS)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    printed = _run(AFTERWARDS)
+    assert printed.splitlines() == [
         *["the cluster was shut down"] * 10,
         "True",
         "1 0 1",
@@ -306,36 +304,17 @@ def test_after_its_end_nothing_starts_another_by_accident() -> None:
 def test_forked_child_ends_and_leaves_the_cluster_alone(cluster: Cluster) -> None:
     running = engine.current()
     assert running is not None
-    done = _run(FORK, RLINF_ADDRESS=running.address)
-    assert (done.returncode, done.stderr) == (0, "")
-    *child, parent = done.stdout.splitlines()
+    # Nothing goes to standard error.
+    environ = os.environ | {"RLINF_ADDRESS": running.address}
+    said = output_of(sys.executable, "-c", FORK, env=environ, timeout=120, errors=True)
+    *child, parent = said.splitlines()
     assert len(child) == 2
     assert all(line.startswith("this process was forked from one in a cluster") for line in child)
     assert parent == "7 [0] [0]"
 
 
-def _run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-# A driver, its Ray and a worker: what they keep in temporary folders is in one that all of them find.
-WORKS = """
-from rlinf_core import Cluster, Worker
-
-class Idle(Worker):
-    def ready(self):
-        return self._rank
-
-with Cluster(num_nodes=1) as cluster:
-    print(Idle.create_group().launch(cluster, name="idle").ready().wait())
-"""
+def _run(script: str, **variables: str) -> str:
+    return output_of(sys.executable, "-c", script, env=os.environ | variables, timeout=120)
 
 
 @pytest.mark.nightly
@@ -344,8 +323,7 @@ with Cluster(num_nodes=1) as cluster:
 def test_it_works_whatever_tmpdir_and_home_are(tmp_path: Path, name: str, folder: str) -> None:
     if folder not in ("missing", "/proc"):
         (tmp_path / folder).mkdir()
-    done = _run(WORKS, **{name: str(tmp_path / folder)})
-    assert (done.returncode, done.stdout) == (0, "[0]\n"), done.stderr
+    assert _run(WORKS, **{name: str(tmp_path / folder)}) == "[0] 127.0.0.1\n"
 
 
 @pytest.mark.security

@@ -84,10 +84,15 @@ def held(cluster: Cluster) -> Iterator[WorkerGroup[Debugged]]:
         yield launched
 
 
-def words(*arguments: str) -> list[str]:
+def ours() -> tuple[str, str]:
+    """Name this process's job: the youngest one of the machine, the default, may be somebody else's."""
     session = current_session()
     assert session is not None
-    return ["ps", "--attach", "--job", session.job, *arguments]
+    return "--job", session.job
+
+
+def words(*arguments: str) -> list[str]:
+    return ["ps", "--attach", *ours(), *arguments]
 
 
 def debug(*arguments: str) -> tuple[int, dict[tuple[str, bool], dict[str, Any]]]:
@@ -199,13 +204,6 @@ def job(cluster: Cluster) -> Any:
         yield cluster, pids
         group.execute_on(1).answer().wait()
         assert handle.wait() == ["go on"]
-
-
-def ours() -> tuple[str, str]:
-    """Name this process's job: the youngest one of the machine, the default, may be somebody else's."""
-    session = current_session()
-    assert session is not None
-    return "--job", session.job
 
 
 def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:

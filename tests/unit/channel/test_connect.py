@@ -2,63 +2,28 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast
+from enum import StrEnum
+from typing import Any
 
-import numpy
 import numpy as np
 import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.launch import ChannelClients, ChannelResolver
+from rlinf_core.channel.launch import ChannelClients
+from rlinf_core.channel.operation import ChannelEmpty
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.errors import ChannelError, CommunicationTimeoutError, InvalidNameError, UnknownGroupError
-from rlinf_core.supervision.lives import GroupLife
+from rlinf_core.errors import CommunicationTimeoutError, InvalidNameError
 from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import SETTINGS, Stage, greeted
 from tests.waiting import until
-
-
-class Register:
-    """A manager that learns of a name when it has been asked for it often enough."""
-
-    def __init__(self, *, channel: bool, after: int = 0) -> None:
-        self.lookups = 0
-        self._channel = channel
-        self._after = after
-
-    def group_life(self, name: str, timeout: float) -> GroupLife:
-        del timeout
-        if self.lookups < self._after:
-            raise UnknownGroupError(name, ())
-        return GroupLife(1, ("node 0",), self._channel)
-
-    def lookup(self, address: WorkerAddress, timeout: float) -> object:
-        del address, timeout
-        self.lookups += 1
-        return "a info"
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_worker_group_is_no_channel_even_when_launched_later(after: int) -> None:
-    register = Register(channel=False, after=after)
-    resolver = ChannelResolver(cast("Any", register))
-    with pytest.raises(ChannelError, match="`c` is a worker group, not a channel"):
-        resolver.lookup(WorkerAddress("c", 0), 5)
-    assert register.lookups == after
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_channel_is_found_though_it_is_created_later(after: int) -> None:
-    resolver = ChannelResolver(cast("Any", Register(channel=True, after=after)))
-    assert resolver.lookup(WorkerAddress("c", 0), 5) == "a info"
-    assert resolver.lookup(WorkerAddress("c", 0), -0.1) == "a info"
 
 
 @pytest.fixture
@@ -81,6 +46,17 @@ def test_connect_has_a_deadline_of_its_own(deaf: Any) -> None:
     # There is nothing to be undone, which would take time of its own.
     assert not deaf.pending._open
     assert not deaf.pending._withdrawn
+
+
+@pytest.mark.parametrize("poll", [lambda channel: channel.get(timeout=0), lambda channel: channel.put(1, timeout=0)])
+def test_a_poll_of_a_channel_that_hangs_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, poll: Callable[[Channel], object]
+) -> None:
+    channel: Any = greeted(stage, "p:0")
+    channel._backend._endpoint.settings = replace(SETTINGS, timeout=1e6, connect_timeout=0.2)
+    monkeypatch.setattr("rlinf_core.channel.operation._GRACE", 0.1)
+    with stage.broker._lock, pytest.raises(CommunicationTimeoutError, match=r"did not finish in 0.2 s"):
+        poll(channel)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +94,19 @@ def test_what_is_no_time_is_refused_and_nothing_is_put(timeout: float) -> None:
         handle.wait(timeout)
     channel.put(2)
     assert handle.wait(5) == 2
+
+
+def test_a_local_channel_is_on_no_other_node() -> None:
+    with pytest.raises(ValueError, match="give `node_rank` or `local`, not both"):
+        Channel.create("mailbox", node_rank=1, local=True)
+
+
+class Inbox(Channel):
+    pass
+
+
+def test_a_channel_of_a_subclass_stays_one_when_it_is_sent() -> None:
+    assert type(pickle.loads(pickle.dumps(Inbox("mailbox")))) is Inbox
 
 
 @pytest.mark.parametrize("maxsize", [-1, 2.5, "4", float("nan"), None])
@@ -164,7 +153,7 @@ NO_AMOUNTS: list[Any] = [
     "3",
     [1],
     1j,
-    numpy.array([1, 2]),
+    np.array([1, 2]),
     torch.tensor([1.0, 2.0]),
 ]
 
@@ -192,6 +181,9 @@ def test_what_is_no_time_is_refused_and_nothing_is_lost(channel: Channel, number
         channel.get_batch(1, timeout=number)
     with pytest.raises(ValueError, match=said):
         channel.close(timeout=number)
+    for ask in (channel.qsize, channel.empty, channel.full, channel.peek_all, channel.statistics, channel.losses):
+        with pytest.raises(ValueError, match=said):
+            ask(timeout=number)
     handle = channel.get(async_op=True)
     with pytest.raises(ValueError, match=said):
         handle.wait(number)
@@ -206,10 +198,10 @@ def test_what_is_no_bound_is_refused(number: Any) -> None:
             Channel.create("bounded", number, local=local)
 
 
-@pytest.mark.parametrize("number", [numpy.float32(2), numpy.int64(2), torch.tensor(2.0), True, 2**70])
+@pytest.mark.parametrize("number", [np.float32(2), np.int64(2), torch.tensor(2.0), True, 2**70])
 def test_numbers_of_other_libraries_are_numbers(channel: Channel, number: Any) -> None:
     channel.put("there", weight=number)
-    ten: Any = numpy.float32(10)
+    ten: Any = np.float32(10)
     assert channel.get_batch(number, timeout=ten) == ["there"]
     assert Channel.create("bounded", number, local=True).maxsize == int(number)
 
@@ -242,12 +234,35 @@ def test_any_plain_value_is_a_key(channel: Channel, key: Any) -> None:
     channel.put("elsewhere", key=str(key))
     assert set(channel.statistics()) == {key, str(key)}
     assert channel.get(key=key, timeout=10) == "there"
+    with pytest.raises(ChannelEmpty) as caught:
+        channel.get_nowait(key=key)
+    assert caught.value.key == key
+    with pytest.raises(CommunicationTimeoutError) as late:
+        channel.get(key=key, timeout=0)
+    assert "\u2063" not in f"{caught.value} {late.value}"
 
 
-@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), ((0, 1), (0.0, np.int32(1)))])
+class Side(StrEnum):
+    LEFT = "left"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, True),
+        ((0, 1), (0.0, np.int32(1))),
+        ("left", Side.LEFT),
+        (("left", 1), (Side.LEFT, 1)),
+        (("left", 1), (np.str_("left"), 1)),
+        (b"left", np.bytes_(b"left")),
+    ],
+)
 def test_keys_that_are_equal_are_one_key(channel: Channel, one: Any, other: Any) -> None:
     channel.put("there", key=one)
-    assert channel.get(key=other, timeout=10) == "there"
+    channel.put("after", key=other)
+    assert set(channel.statistics()) == {one}
+    assert [channel.get(key=other, timeout=10), channel.get(key=one, timeout=10)] == ["there", "after"]
 
 
 @pytest.mark.parametrize("key", [[3], {"a": 1}, object(), float("nan"), float("inf"), (object(),), 1j])

@@ -64,10 +64,12 @@ def test_no_more_is_taken_than_asked_for() -> None:
 
 def test_a_closed_target_is_told() -> None:
     source, target = Channel.create("from", local=True), Channel.create("to", local=True)
-    source.put(1)
+    for number in range(3):
+        source.put(number)
     target.close()
     with pytest.raises(ChannelClosed):
-        distribute(source, target, RoundRobin(1), count=1)
+        distribute(source, target, RoundRobin(1), count=3)
+    assert source.peek_all() == [1, 2], "nothing is taken once a put has failed"
 
 
 def test_round_robin_gives_every_rank_about_the_same() -> None:

@@ -101,6 +101,18 @@ def test_reserved_items_do_not_count_against_maxsize() -> None:
     assert summaries(queue.put("h", "h", weight=1)) == [("accepted", "h"), ("delivered", 1, "abcdefgh")]
 
 
+@pytest.mark.parametrize(("weight", "need", "count"), [(0.1, 1, 10), (1 / 3, 1, 3), (0.1, 0.3, 3), (0.7, 1.4, 2)])
+def test_fractions_weigh_what_they_add_up_to(weight: float, need: float, count: int) -> None:
+    queue = filled("x" * (count + 1), weight=weight)
+    assert summaries(queue.get("g", need)) == [("delivered", "g", "x" * count)]
+
+
+def test_the_wait_for_a_batch_tells_its_weights_exactly() -> None:
+    queue = filled("a", weight=1_000_000)
+    queue.get("g", 1_000_001)
+    assert queue.waiting("g") == "a batch of weight 1000001 was asked for, 1 items of weight 1000000 were there"
+
+
 def test_weightless_items_are_taken_along_and_the_wait_says_so() -> None:
     queue = filled("ab", weight=0)
     assert queue.get(1, 2) == []

@@ -156,6 +156,23 @@ def test_peeking_copies_and_takes_nothing(ends: Ends) -> None:
     assert ends.consumer.empty()
 
 
+def test_a_timeout_of_nothing_takes_what_is_there(make_ends: Callable[..., Ends]) -> None:
+    ends = make_ends(1)
+    for size in SIZES:
+        ends.producer.put(bytes(size), weight=1, timeout=0)
+        with pytest.raises(CommunicationTimeoutError, match="did not finish in 0 s"):
+            ends.producer.put("too much", timeout=0)
+        assert len(ends.consumer.get(timeout=0)) == size
+        with pytest.raises(CommunicationTimeoutError, match="did not finish in 0 s"):
+            ends.consumer.get(timeout=0)
+        ends.producer.put(bytes(size), weight=1)
+        with pytest.raises(CommunicationTimeoutError, match="a batch of weight 2 was asked for, 1 items"):
+            ends.consumer.get_batch(2, timeout=0)
+        assert [len(item) for item in ends.consumer.get_batch(1, timeout=0)] == [size]
+    with pytest.raises(CommunicationTimeoutError, match="did not finish in 0 s"):
+        ends.consumer.get(timeout=0, async_op=True).wait()
+
+
 def test_what_cannot_be_put_is_refused_and_harms_nothing(ends: Ends, kind: str) -> None:
     if kind != "local":
         with pytest.raises(PayloadError, match="cannot be pickled"):

@@ -14,7 +14,7 @@ from tests.chaos.disturbed_run import flip_bit
 
 
 def test_dry_run_lists_the_faults_of_each_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("laptop", "runner.max_steps=20", "--seeds", "5", "--fault", "kill", "--dry-run")
+    arguments = ("embodied/pick-laptop", "runner.max_steps=20", "--seeds", "5", "--fault", "kill", "--dry-run")
     assert main(arguments) == 0
     assert "nothing was started" in capsys.readouterr().err
     assert main((*arguments, "--json")) == 0
@@ -29,10 +29,10 @@ def test_dry_run_lists_the_faults_of_each_seed(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("laptop", "runner.max_steps=-1"), "the job has no end"),
+        (("embodied/pick-laptop", "runner.max_steps=-1"), "the job has no end"),
         (("hetero18",), "faults are planted into no job with robots"),
-        (("laptop", "--fault", "kil"), "there is no fault `kil`"),
-        (("laptop", "cluster.num_nodes=2"), "planted on this machine only"),
+        (("embodied/pick-laptop", "--fault", "kil"), "there is no fault `kil`"),
+        (("embodied/pick-laptop", "cluster.num_nodes=2"), "planted on this machine only"),
     ],
 )
 def test_job_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:

@@ -101,17 +101,10 @@ def test_processes_are_shown_with_their_children(job: JobSnapshot) -> None:
 def test_record_keeps_its_contract(job: JobSnapshot) -> None:
     record = stacks_record("job", job_processes(job, names(job), native=False, remotely=read))
     Draft202012Validator(json.loads(CONTRACT.read_text(encoding="utf-8"))).validate(record)
-    assert [(one["pid"], one["parent"]) for one in record["processes"]] == [
-        (10, None),
-        (20, 10),
-        (21, 10),
-        (11, None),
-        (None, None),
-    ]
+    pairs = [(one["pid"], one["parent"]) for one in record["processes"]]
+    assert pairs == [(10, None), (20, 10), (21, 10), (11, None), (None, None)]
     assert record["complete"] is False
-
-
-def test_program_that_is_not_python_leaves_it_complete(job: JobSnapshot) -> None:
+    # A program that is not Python lacks nothing.
     (process,) = job_processes(job, ["env:0"], native=False, remotely=read)
     assert process.complete
 
@@ -144,9 +137,8 @@ def test_secrets_in_stacks_are_masked(job: JobSnapshot) -> None:
 
 def test_helper_is_of_the_same_machine() -> None:
     peers = {"a:0": hello(1, "one"), "b:0": hello(2, "two"), "b:1": hello(3, "two")}
-    assert helper_for("b:0", peers, {"b:0", "b:1"}) == "b:0"
-    assert helper_for("b:0", peers, {"a:0", "b:1"}) == "b:1"
-    assert helper_for("b:0", peers, {"a:0"}) is None
+    answering = ({"b:0", "b:1"}, {"a:0", "b:1"}, {"a:0"})
+    assert [helper_for("b:0", peers, names) for names in answering] == ["b:0", "b:1", None]
 
 
 def test_late_answers_are_kept(job: JobSnapshot) -> None:
@@ -211,6 +203,8 @@ def runs(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("word", ["env:0", "env", "EnvGroup", "EnvGroup:1", ":0"])
 def test_words_may_name_processes_of_the_active_run(runs: Path, word: str) -> None:
+    with pytest.raises(RunError, match="there is no run `env:0`"):
+        run_of_words(["env:0"], lambda _: [])
     run = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(runs))), "embodied")
     for words in ([word, "env"], [run.path.name, word, "env"], [word, "env", str(run.path)]):
         folder, processes = run_of_words(words, lambda _: ["env", "EnvGroup"])
@@ -221,8 +215,3 @@ def test_words_may_name_processes_of_the_active_run(runs: Path, word: str) -> No
     with pytest.raises(RunError, match="there is no run") as error:
         run_of_words([f"x{run.path.name}"], lambda _: ["env"])
     assert error.value.help == f"did you mean `{run.path.name}`?"
-
-
-def test_word_without_any_run_is_one_that_does_not_exist(runs: Path) -> None:
-    with pytest.raises(RunError, match="there is no run `env:0`"):
-        run_of_words(["env:0"], lambda _: [])

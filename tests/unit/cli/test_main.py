@@ -1,7 +1,8 @@
-"""The `rlinf` command itself: how it ends, and what is typed."""
+"""The `rlinf` command itself: how it ends, what is typed, and commands of others and of earlier names."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,14 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_core.errors import ChannelClosed, ConfigError, PlacementError, RLinfError
+from rlinf_core import __version__
+from rlinf_core.errors import ConfigError, PlacementError, RLinfError
+from rlinf_core.process import import_path
 from tests.golden.frozen import DATA
+from tests.unit.cli.typed import Cli
 
 RLINF = Path(sys.executable).with_name("rlinf")
 
@@ -32,84 +37,61 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("rlinf_cli.run.starting.recipes_result", fail)
 
 
-def test_the_version(cli: Callable[..., Any]) -> None:
-    from rlinf_core import __version__
-
-    ended = cli("--version")
-    assert (ended.code, ended.out) == (0, f"rlinf {__version__}\n")
-
-
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("command", [(), ("validate",), ("inspect",), ("inspect", "placement")])
-def test_help_under_both_names(cli: Callable[..., Any], command: tuple[str, ...], flag: str) -> None:
+def test_help_under_both_names(cli: Cli, command: tuple[str, ...], flag: str) -> None:
     ended = cli(*command, flag)
-    assert ended.code == 0
+    assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith(f"Usage: rlinf {' '.join(command)}".strip())
     assert max(map(len, ended.out.splitlines())) <= 80
-    assert ended.err == ""
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "typed",
     [
-        ("validte",),
-        ("validate", "--nonsense", "a.yaml"),
-        ("validate",),
-        ("validate", "actor.seed=1"),
-        ("validate", "-", "-"),
-        ("validate", "a.yaml", "--output", "xml"),
-        ("inspect", "env", "a.yaml"),
-        ("runs", "nothing"),
-        (),
+        *("validte", "validate --nonsense a.yaml", "validate", "validate actor.seed=1", "validate - -"),
+        *("validate a.yaml --output xml", "inspect env a.yaml", "runs nothing", ""),
     ],
-    ids=" ".join,
 )
-def test_wrong_usage_is_2_and_said_on_stderr(cli: Callable[..., Any], arguments: tuple[str, ...]) -> None:
-    ended = cli(*arguments)
-    assert ended.code == 2
-    assert ended.out == ""
+def test_wrong_usage_is_2_and_said_on_stderr(cli: Cli, typed: str) -> None:
+    err = cli.refuses(2, *typed.split())
     # Without what it requires, a command shows its help.
-    assert ended.err.startswith("Usage: rlinf " if arguments in ((), ("validate",)) else "error: ")
-    assert "Traceback" not in ended.err
+    assert err.startswith("Usage: rlinf " if typed in ("", "validate") else "error: ")
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "neighbour"),
+    ("typed", "neighbour"),
     [
-        (("validte",), "validate"),
-        (("inpsect", "laptop"), "inspect"),
-        (("runs", "prun"), "prune"),
-        (("robot", "lsit"), "list"),
-        (("validate", "laptpo"), "laptop"),
-        (("train", "laptop.yml"), "laptop"),
-        (("train", "embodeid"), "embodied"),
-        (("inspect", "hetero8"), "hetero18"),
+        ("validte", "validate"),
+        ("inpsect embodied/pick-laptop", "inspect"),
+        ("runs prun", "prune"),
+        ("robot lsit", "list"),
+        ("train embodeid", "embodied"),
+        ("inspect hetero8", "hetero18"),
     ],
-    ids=" ".join,
 )
-def test_a_misspelt_word_gets_its_neighbour(
-    cli: Callable[..., Any], arguments: tuple[str, ...], neighbour: str
-) -> None:
-    ended = cli(*arguments)
+def test_a_misspelt_word_gets_its_neighbour(cli: Cli, typed: str, neighbour: str) -> None:
+    ended = cli(*typed.split())
     assert ended.code == 2
     assert f"did you mean `{neighbour}`?" in ended.err + ended.out
 
 
 @pytest.mark.parametrize("group", [(), ("inspect",), ("runs",), ("robot",), ("venv",)], ids=" ".join)
-def test_summaries_fit_a_terminal(cli: Callable[..., Any], group: tuple[str, ...]) -> None:
+def test_summaries_fit_a_terminal(cli: Cli, group: tuple[str, ...]) -> None:
     text = cli(*group, "--help").out
     assert "..." not in text.replace("[ARGS]...", "")
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_recipe_is_named_bare(cli: Callable[..., Any]) -> None:
+def test_a_recipe_is_named_bare(cli: Cli) -> None:
     assert cli("train", "embodied", "--dry-run", "-q").out == cli("train", "recipe=embodied", "--dry-run", "-q").out
 
 
-def test_views_are_named_before_or_behind_the_file(cli: Callable[..., Any]) -> None:
-    views = [("placement", "laptop"), ("laptop", "placement"), ("laptop",)]
+def test_views_are_named_before_or_behind_the_file(cli: Cli) -> None:
+    views = [("placement", "embodied/pick-laptop"), ("embodied/pick-laptop", "placement"), ("embodied/pick-laptop",)]
     assert len({cli("inspect", *words).out for words in views}) == 1
-    asked = ("laptop", "--component", "env", "--rank", "0")
+    asked = ("embodied/pick-laptop", "--component", "env", "--rank", "0")
     assert cli("inspect", *asked, "env").out == cli("inspect", "env", *asked).out
 
 
@@ -118,7 +100,6 @@ def test_views_are_named_before_or_behind_the_file(cli: Callable[..., Any]) -> N
     [
         (ConfigError("x"), ExitCode.INVALID),
         (PlacementError("x"), ExitCode.INVALID),
-        (ChannelClosed("c", "x"), ExitCode.FAILED),
         (RLinfError("x"), ExitCode.FAILED),
     ],
 )
@@ -126,21 +107,23 @@ def test_errors_have_their_codes(error: RLinfError, code: ExitCode) -> None:
     assert code_of(error) is code
 
 
-def test_an_error_of_ours_is_one_block(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_is_one_block(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, RLinfError("it broke", where="node 3", why="no route", help="plug it in"))
     assert cli.fails(1, "train") == "error: it broke\n  where: node 3\n    why: no route\n     do: plug it in\n"
-
-
-def test_an_error_of_ours_has_its_traceback_under_verbose(
-    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing(monkeypatch, RLinfError("it broke"))
     assert "Traceback" in cli("train", "--verbose").err
     assert "Traceback" in cli("--verbose", "train").err
-    assert "Traceback" not in cli("train").err
+    failing(monkeypatch, KeyboardInterrupt())
+    assert cli.fails(130, "train") == ""
 
 
-def test_a_bug_is_said_in_words_without_its_locals(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_machine_refuses_is_no_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, OSError(errno.EROFS, "Read-only file system", "/archive/exports"))
+    lines = cli.fails(1, "train").splitlines()
+    assert lines[0] == "error: a file or folder cannot be used"
+    assert lines[1:3] == ["  where: /archive/exports", "    why: Read-only file system"]
+
+
+def test_a_bug_is_said_in_words_without_its_locals(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyError("surprise"))
     err = cli.fails(1, "train")
     assert "this is a bug in rlinf" in err
@@ -150,10 +133,24 @@ def test_a_bug_is_said_in_words_without_its_locals(cli: Callable[..., Any], monk
     assert "Traceback" in cli("train", "--verbose").err
 
 
-def test_an_interrupt_is_130(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, KeyboardInterrupt())
-    ended = cli("train")
-    assert (ended.code, ended.err) == (130, "")
+@pytest.mark.parametrize("end", ["sys.exit()", "sys.exit(0)", "sys.exit('bye')", "raise SystemExit(3)"])
+def test_code_that_exits_is_no_success(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    (tmp_path / "leaves.py").write_text(f"import sys\n{end}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("rlinf_cli.run.starting.recipes_result", lambda: import_module("leaves"))
+    err = cli.refuses(1, "train")
+    assert "error: the command was ended by code that it ran" in err
+    assert f"where: {tmp_path}/leaves.py:2 in <module>" in err
+
+
+@pytest.mark.parametrize("command", ["runs", "validate embodied/pick-laptop", "init env x"])
+def test_removed_working_folder_is_named(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "error: the working folder does not exist" in cli.refuses(1, *command.split())
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -206,7 +203,9 @@ def test_early_reader_exit_keeps_the_exit_code(tmp_path: Path) -> None:
     assert ended.stdout == "2\n"
 
 
-@pytest.mark.parametrize("command", ["rlinf train", "rlinf --help", "rlinf inspect placement collocated"])
+@pytest.mark.parametrize(
+    "command", ["rlinf train", "rlinf --help", "rlinf inspect placement embodied/libero-collocated-8gpu"]
+)
 def test_a_full_disk_is_said_in_words(command: str, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
@@ -231,33 +230,37 @@ def test_no_character_set_is_too_small(tmp_path: Path) -> None:
     assert "\\u540d" in ended.stdout
 
 
-def test_as_a_module(tmp_path: Path) -> None:
+def test_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "rlinf_cli", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("rlinf ")
+    assert done.stdout == f"rlinf {__version__}\n"
 
 
-def test_removed_command_names_what_does_its_work(cli: Callable[..., Any]) -> None:
-    err = cli.fails(2, "chaos", "laptop")
+def test_removed_command_names_what_does_its_work(cli: Cli) -> None:
+    err = cli.fails(2, "chaos", "embodied/pick-laptop")
     assert "rlinf no longer has the command `chaos`" in err
     assert "make chaos JOB=FILE" in err
 
 
 FROZEN: Final = Path(__file__).with_name("typed.txt")
-# Each right call answers at once, and the same on every machine: commands that train, or use a policy, are typed wrong.
+# Each right call answers at once, and the same on every machine: commands that train, use a policy, an arm, boxes or a
+# simulator's environment are typed wrong.
 TYPED: Final = (
     ("train -q", "train laptop.yml"),
-    ("train laptop actor.optim.lr=1e-4,3e-4 --dry-run", "train laptop actor.optim.lr=1e-4,1e-4 --dry-run"),
-    ("validate laptop", "validate laptop actor.optim.lr=fast"),
-    ("inspect laptop", "inspect laptpo"),
-    ("inspect env laptop -c env -r 0 -q", "inspect laptop env -c evn -r 0"),
+    (
+        "train embodied/pick-laptop actor.optim.lr=1e-4,3e-4 --dry-run",
+        "train embodied/pick-laptop actor.optim.lr=1e-4,1e-4 --dry-run",
+    ),
+    ("validate embodied/pick-laptop", "validate embodied/pick-laptop actor.optim.lr=fast"),
+    ("inspect embodied/pick-laptop", "inspect laptpo"),
+    ("inspect env embodied/pick-laptop -c env -r 0 -q", "inspect embodied/pick-laptop env -c evn -r 0"),
     ("inspect memory first --available 64 -q", "inspect memory first --available none"),
     ("explain recipe", "explain unknown-kye"),
     ("explain empty-file", "explain --schema --recipe math_"),
     ("init reward mine", "init rewrad mine"),
-    ("up laptop --dry-run --name typed", "up laptop --print slrum"),
+    ("up embodied/pick-laptop --dry-run --name typed", "up embodied/pick-laptop --print slrum"),
     ("status --name nothing", "status --nmae x"),
     ("down --name nothing", "down --node-rank 1"),
-    ("doctor laptop actor.optim.lr=fast", "doctor"),
+    ("doctor embodied/pick-laptop actor.optim.lr=fast", "doctor"),
     ("ps longer", "ps longr"),
     ("logs first driver -n 2", "logs first actr"),
     ("logs :0 -n 1", "logs :7"),
@@ -271,10 +274,26 @@ TYPED: Final = (
     ("eval first --play -n 40", "eval first algorithm.gamma=0.5"),
     ("export first --checkpoint 3", "export first --format onxn"),
     ("import nothing.yaml", "import laptop.yaml x.yaml"),
-    ("serve laptop", "serve serve_laptp"),
-    ("record laptop algorithm.gamma=0.5", "record first -n none"),
-    ("robot list laptop", "robot list laptop 1"),
+    ("serve embodied/pick-laptop", "serve serve/sums-laptp"),
+    ("record embodied/pick-laptop algorithm.gamma=0.5", "record first -n none"),
+    ("robot list embodied/pick-laptop", "robot list embodied/pick-laptop 1"),
+    ("robot check embodied/pick-laptop", "robot check"),
+    ("robot reset embodied/pick-laptop", "robot reset embodied/pik-laptop"),
+    ("robot stop embodied/pick-laptop", "robot stop embodied/pick-laptop 0 1"),
+    ("robot teleop embodied/pick-laptop", "robot teleop embodied/pick-laptop --device joystik"),
+    ("robot cameras embodied/pick-laptop", "robot cameras embodied/pick-laptop -o"),
+    ("tasks check nowhere", "tasks check . --memory 1"),
+    ("tasks build nowhere", "tasks build"),
+    ("tasks load nothing.tar image", "tasks load nothing.tar"),
     ("venv list --json", "venv setup laptop"),
+    ("venv setup nothing --no-such", "venv list x"),
+    ("venv check laptop", "venv check metaworld --starts 0"),
+    ("inspect placement embodied/pick-laptop -q", "inspect placement embodied/pick-laptop --assume 8x"),
+    ("inspect config first", "inspect config embodied/pick-laptop --every"),
+    ("inspect env embodied/pick-laptop -c rollout -q", "inspect hardware --name nothing"),
+    ("inspect hardware embodied/pick-laptop --parallel 0", "inspect hardware nothing.yaml"),
+    ("runs list -q", "runs list --sort nmae"),
+    ("runs convert first", "runs convert frist"),
 )
 
 
@@ -296,7 +315,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_commands_answer_as_they_did(cli: Callable[..., Any], runs: Path) -> None:
+def test_commands_answer_as_they_did(cli: Cli, runs: Path) -> None:
     blocks: list[str] = []
     for line in (line for pair in TYPED for line in pair):
         ended = cli(*line.split())
@@ -310,3 +329,141 @@ def test_commands_answer_as_they_did(cli: Callable[..., Any], runs: Path) -> Non
     if os.environ.get("REWRITE_FROZEN") == "1":
         FROZEN.write_text(answers, encoding="utf-8")
     assert answers == FROZEN.read_text(encoding="utf-8")
+
+
+def test_every_command_is_typed_twice() -> None:
+    page = Path(__file__).parents[3] / "docs/commands.md"
+    commands = re.findall(r"^## rlinf (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    families = {command.rpartition(" ")[0] for command in commands}
+    typed = [f"{line} " for pair in TYPED for line in pair]
+    assert len(commands) > len(families)
+    for command in set(commands) - families:
+        assert sum(line.startswith(f"{command} ") for line in typed) >= 2, command
+
+
+BY_TITLE = {
+    "Jobs": ["train", "validate", "inspect", "explain", "init", "tasks"],
+    "Machines": ["up", "status", "down", "doctor", "venv"],
+    "Runs": ["ps", "logs", "stop", "runs"],
+    "Results": ["why", "report", "compare"],
+    "Policies": ["eval", "export", "import", "serve"],
+    "Robots": ["record", "robot"],
+}
+
+
+def test_help_lists_every_command_under_its_heading(cli: Cli) -> None:
+    sections = cli("--help").out.partition("Jobs:\n")[2].partition("\n  Examples:")[0]
+    listed = [text for text in f"Jobs:\n{sections}".split("\n\n") if text]
+    assert {text.partition(":")[0]: [line.split()[0] for line in text.splitlines()[1:]] for text in listed} == BY_TITLE
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs packages that offer commands."""
+
+    def offering(**targets: str) -> None:
+        points = {name: import_path.EntryPoint(name, target) for name, target in targets.items()}
+        monkeypatch.setattr(import_path, "offered", lambda group: points)
+
+    return offering
+
+
+def test_package_offers_a_command(cli: Cli, offered: Callable[..., None]) -> None:
+    offered(runs="tests.unit.cli.own_command:app", greet="tests.unit.cli.own_command:app")
+    assert cli("greet", "you").out == "hello you\n"
+    # A command of ours stays, and an earlier name of an option of ours is not one of theirs.
+    assert "Usage: rlinf runs" in cli("runs", "--help").out
+    assert "\nFriends:\n  greet " in cli("--help").out
+    ended = cli("greet", "you", "--out", "loud")
+    assert (ended.out, ended.err) == ("hello you, loud\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("gone", "AttributeError"), ("__name__", "TypeError: it is not a Typer app")]
+)
+def test_broken_command_does_not_hide_the_others(cli: Cli, offered: Callable[..., None], name: str, why: str) -> None:
+    target = f"tests.unit.cli.own_command:{name}"
+    offered(broken=target)
+    assert "\nOthers:\n  broken " in cli.out("--help")
+    err = cli.fails(2, "broken")
+    assert f"command `broken` cannot be loaded: {why}" in err
+    assert target in err
+
+
+def test_a_call_imports_its_own_command_only() -> None:
+    program = (
+        "import sys\nfrom rlinf_cli.main import main\nmain(['explain', '--help'])\n"
+        "package = 'rlinf_cli.commands.'\n"
+        "print(*(name for name in sys.modules if name.startswith(package)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["rlinf_cli.commands.check"]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "words"),
+    [
+        ("recipes", "train", "`rlinf recipes` is now `rlinf train`"),
+        ("recipes --output json", "train --json", "now `rlinf train`, `--output json` is now `--json`"),
+        ("schema --recipe math", "explain --schema --recipe math", "now `rlinf explain --schema`"),
+        ("validate math/sums-laptop -o json", "validate math/sums-laptop --json", "`-o json` is now `--json`"),
+        ("validate math/sums-laptop --output=text", "validate math/sums-laptop", "`--output=text` has no effect"),
+        ("validate math/sums-laptop --output github", "validate math/sums-laptop --github", "is now `--github`"),
+        ("runs --log-path here", "--runs-dir here runs", "now `--runs-dir here`"),
+        ("inspect placement math/sums-laptop --tree", "inspect math/sums-laptop --all", "`--tree` is now `--all`"),
+        ("inspect placement math/sums-laptop --svg -", "inspect math/sums-laptop -o -", "`--svg -` is now `-o -`"),
+        ("sweep math/sums-laptop actor.seed=1,2 --dry-run", "train math/sums-laptop actor.seed=1,2 --dry-run", ""),
+        ("replay --json item x", "why --json --replay item x", "now `rlinf why --replay`"),
+        ("samples nosuch -n 1", "report nosuch --samples -n 1", "now `rlinf report --samples`"),
+        ("play nosuch", "eval --play nosuch", "`rlinf play` is now `rlinf eval --play`"),
+        ("env list", "venv list", "`rlinf env` is now `rlinf venv`"),
+        ("logs --component a --rank 0", "logs a :0", "`--rank 0` is now `:0`"),
+    ],
+)
+def test_an_earlier_name_runs_and_is_told(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: str, now: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before, after = cli(*earlier.split()), cli(*now.split())
+    assert (before.code, before.out) == (after.code, after.out)
+    warning, _, rest = before.err.partition("\n")
+    assert rest == after.err
+    assert warning.startswith("warning: ")
+    assert words in warning
+    assert cli(*earlier.split(), "-q").err == cli(*now.split(), "-q").err
+
+
+ROWS = [
+    ("inspect placement embodied/pick-laptop --advise x --live", "'--live': it cannot be used with --advise"),
+    ("inspect embodied/pick-laptop --advise x --all", "'--all': it cannot be used with --advise"),
+    ("inspect placement embodied/pick-laptop --advise x -o a.html", "'-o': it cannot be used with --advise"),
+    ("inspect placement embodied/pick-laptop --patch a.yaml", "'--patch': it goes with --advise"),
+    ("inspect memory embodied/pick-laptop --available 1e308", "'--available'"),
+    ("stop --timeout inf", "'--timeout': inf is not a finite number"),
+    ("inspect placement embodied/pick-laptop --staleness 0", "'--staleness': it goes with --advise"),
+    ("inspect placement embodied/pick-laptop --advise ,", "'--advise': name the runs"),
+    ("inspect placement embodied/pick-laptop --advise x,", "'--advise': name the runs"),
+    ("inspect placement embodied/pick-laptop --advise=", "'--advise': name the runs"),
+    ("why --replay item --bundle a.tar.gz", "'--bundle': it cannot be used with --replay"),
+    ("report --samples --text", "'--text': it cannot be used with --samples"),
+    ("report --samples --watch", "'--watch': it cannot be used with --samples"),
+    ("report --text -o a.html", "'-o': it cannot be used with --text"),
+    ("report --step 3", "'--step': it goes with --samples"),
+    ("report -n 10", "'--count': it goes with --samples"),
+    ("ps --attach --stacks", "'--stacks': it cannot be used with --attach"),
+    ("ps --attach --native", "'--native': it cannot be used with --attach"),
+    ("eval embodied/pick-laptop --no-show", "'--show': it goes with --play"),
+    ("eval embodied/pick-laptop --play --video", "'--video': it cannot be used with --play"),
+    ("eval math/eval --play --allow-training-starts", "'--allow-training-starts': it cannot be used with --play"),
+    ("up embodied/pick-laptop --with requeue", "'--with': it goes with --print"),
+    ("up a.yaml --insecure-no-auth --token-file t", "'--token-file': it cannot be used with --insecure-no-auth"),
+    ("up embodied/pick-laptop --print slurm --dry-run", "'--dry-run': it cannot be used with --print"),
+    ("up embodied/pick-laptop --print slurm --node-rank 0", "'--node-rank': it cannot be used with --print"),
+    ("train embodied/pick-laptop --parallel 3", "'--parallel': it goes with a sweep"),
+    ("train embodied/pick-laptop --assume 8", "'--assume': a real run probes the machines"),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), ROWS)
+def test_no_option_is_without_effect(cli: Cli, typed: str, message: str) -> None:
+    assert f"invalid value for {message}" in cli.refuses(2, *typed.split())

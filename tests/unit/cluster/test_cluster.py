@@ -23,7 +23,7 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import cluster as module
 from rlinf_core.cluster import driver_folder as folders
-from rlinf_core.cluster import engine, job
+from rlinf_core.cluster import engine, job, joining
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.job import cause_of
 from rlinf_core.cluster.ray_process import kept_handler, own_signals
@@ -45,6 +45,14 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectedError
 
     monkeypatch.setattr(engine, "connect", connect)
+
+
+def test_a_missing_interpreter_is_named_beside_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "session_folder", lambda: str(tmp_path))
+    # A variable may hold bytes that are not UTF-8.
+    command = joining.ProcessCommand.of({"MARK": "\udcff"}, str(tmp_path / "python"), "node 0")
+    assert command is not None
+    assert joining.prepare(command)[1] == "it does not exist"
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -17,7 +17,7 @@ from rlinf_core.cluster.joining import answer, join
 from rlinf_core.cluster.membership import NodeMember, Seats, check_hardware, departed, stand_in, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
-from rlinf_core.errors import ClusterError
+from rlinf_core.errors import ClusterError, EnvironmentVariableError
 from rlinf_core.topology import NodeInfo
 
 NODE = NodeMember("id", "10.0.0.3", 2)
@@ -39,9 +39,14 @@ def test_ranks_that_are_gone_are_told_with_the_reason() -> None:
     assert departed(nodes) == {2: "node 2 (10.0.0.3) joined and was lost: missed heartbeats"}
 
 
+# What a function says on a node when it is asked; `RLINF_NODE_RANK` is read there.
+SAID = {"cause": EnvironmentVariableError("RLINF_NODE_RANK", "one", expected="an integer", help="Its rank.")}
+
+
 @pytest.mark.parametrize(
     ("error", "message", "help"),
     [
+        ("cause", r"the node at 10\.0\.0\.3: `RLINF_NODE_RANK` is `one`, expected an integer", "Its rank."),
         ("GetTimeoutError", "the node at 10.0.0.3 has not answered since ", "rlinf status"),
         ("NodeDiedError", "the node at 10.0.0.3 has not answered since ", "rlinf status"),
         ("RayTaskError", "the node at 10.0.0.3 joined, but cannot run rlinf", "install the same rlinf"),
@@ -53,7 +58,9 @@ def test_the_remedy_fits_the_cause(monkeypatch: pytest.MonkeyPatch, error: str, 
     types = {name: type(name, (base,), {}) for name in names}
 
     def get(reference: Any, timeout: float) -> None:
-        raise types[error]("No module named 'rlinf_core'")
+        failure = types["RayTaskError" if error in SAID else error]("No module named 'rlinf_core'")
+        vars(failure).update({"cause": SAID[error]} if error in SAID else {})
+        raise failure
 
     ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=base, **types))
     monkeypatch.setattr(module, "ray_api", lambda: ray)
@@ -150,7 +157,7 @@ def test_two_raylets_that_both_serve_are_two_nodes(
             joined(monkeypatch, nodes, {"head": 1, "one": 2, "two": 3})
 
 
-@pytest.mark.parametrize("text", ["auto", "10.0.0.1", ":6379", "head:", "ray://head:x"])
+@pytest.mark.parametrize("text", ["auto", "10.0.0.1", ":6379", "head:", "ray://head:x", "127.0.0.1:99999", "head:²"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ClusterError, match=f"`{text}` is not the address") as caught:
         ray_process.check(text)

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.messages.frame import PIECE
+from rlinf_core.collective.messages.payload import copy_bytes
+from rlinf_core.collective.transfer import receiver, sender
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import (
     AuthenticationError,
@@ -154,18 +158,19 @@ def test_a_tensor_is_the_receivers_own(pair: Pair, size: int) -> None:
     assert not sent.numel() or int(sent[0]) == 9
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, 2 * PIECE, 2 * PIECE + 1])
 def test_a_tensor_fills_the_buffer_of_its_receiver(pair: Pair, size: int) -> None:
+    sent = np.resize(np.arange(251, dtype=np.uint8), size)
     for posted_first in (True, False):
         buffer = np.zeros(size, np.uint8)
         thread, outcome = in_thread(pair.there.recv_tensor, buffer, HERE) if posted_first else (None, [])
-        pair.here.send_tensor(np.full(size, 7, np.uint8), THERE)
+        pair.here.send_tensor(sent, THERE)
         if thread is None:
             outcome.append(pair.there.recv_tensor(buffer, HERE))
         else:
             thread.join(20)
         assert outcome == [buffer] or outcome[0] is buffer
-        assert bool((buffer == 7).all())
+        assert np.array_equal(buffer, sent)
 
 
 def test_mismatch_is_raised_on_both_sides_once(pair: Pair) -> None:
@@ -421,18 +426,48 @@ def test_another_stream_is_served_beside_a_large_one(make_pair: MakePair) -> Non
         work.wait()
 
 
-def test_two_that_send_before_they_receive_go_on(make_pair: MakePair) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_two_that_send_before_they_receive_go_on(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
     pair = make_pair(tcp=False, arena_bytes=2 << 20, spill_after=0.02)
+    for module in (sender, receiver):
+        monkeypatch.setattr(module, "PIECE", 1 << 17)
 
     def exchange(group: CollectiveGroup, peer: WorkerAddress) -> int:
+        array = np.ones(1 << 20, np.uint8)
+        send, recv = (group.send_tensor, partial(group.recv_tensor, array)) if in_place else (group.send, group.recv)
         for _ in range(6):
-            group.send(np.ones(1 << 20, np.uint8), peer)
-        return sum(int(group.recv(peer).sum()) for _ in range(6))
+            send(array, peer)
+        return sum(int(recv(peer).sum()) for _ in range(6))
 
     thread, outcome = in_thread(exchange, pair.there, HERE)
     assert exchange(pair.here, THERE) == 6 << 20
     thread.join(20)
     assert outcome == [6 << 20]
+
+
+def test_send_that_is_interrupted_halfway_harms_no_later_one(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = make_pair(tcp=False)
+    copies = iter([copy_bytes])
+
+    def copy(target: memoryview, source: memoryview) -> None:
+        next(copies, interrupt)(target, source)
+
+    def interrupt(target: memoryview, source: memoryview) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sender, "copy_bytes", copy)
+    work = pair.there.recv_tensor(np.zeros(2 * PIECE, np.uint8), HERE, async_op=True)
+    with pytest.raises(KeyboardInterrupt):
+        pair.here.send_tensor(np.ones(2 * PIECE, np.uint8), THERE)
+    with pytest.raises(WorkerDiedError):
+        work.wait()
+    until(lambda: pair.near.shared_memory().used == 0)
+    pair.here.send("next", THERE)
+    assert pair.there.recv(HERE) == "next"
 
 
 def test_memory_is_recycled_when_what_was_received_is_dropped(make_pair: MakePair) -> None:

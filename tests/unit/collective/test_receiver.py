@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.arena import FIRST_LEASE, LeaseState, spill
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool
@@ -29,6 +30,7 @@ from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
 from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Receiver
+from rlinf_core.collective.transfer.sender import shared_body
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.waiting import OperationKind
@@ -263,6 +265,39 @@ def test_receive_whose_message_broke_off_fails_with_its_peer(wired: Wired) -> No
     half_of_a_message(wired, buffer).shutdown(socket.SHUT_RDWR)
     with pytest.raises(WorkerDiedError):
         work.wait()
+
+
+@pytest.mark.parametrize("end", ["filled", "given up", "broken off"])
+def test_body_is_received_while_it_is_filled(wired: Wired, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    half = SIZE // 2
+    monkeypatch.setattr(receiver, "PIECE", half)
+    buffer, other = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    work = wired.group.recv_tensor(buffer, THERE, async_op=True)
+    _, far = wired.connect()
+    block = spill(SIZE, 1)
+    assert block is not None
+    body, memory = shared_body(block.lease()), block.memory()
+    flags = body.flags | Flag.TENSOR | Flag.GROWING | Flag.DESCRIPTOR_FOLLOWS
+    head = f"uint8[{SIZE}]".encode()
+    frame = Frame(FrameKind.MESSAGE, flags, route=1, head=head, sizes=(SIZE,), place=body.place)
+    memory[:half] = SEVENS.tobytes()[:half]
+    socket.send_fds(far, [frame.pack() + b"."], body.fds)
+    until(lambda: buffer[half - 1] == 7)
+    if end == "broken off":
+        far.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(WorkerDiedError):
+            work.wait()
+    else:
+        if end == "given up":
+            assert work.fail(CancelledOperationError("given up"))
+            buffer.fill(1)
+        memory[half:SIZE] = SEVENS.tobytes()[half:]
+        far.sendall(b"." + object_frame("next"))
+        taken = wired.group.recv_tensor(other, THERE) if end == "given up" else work.wait()
+        assert np.array_equal(taken, SEVENS)
+        assert wired.group.recv(THERE) == "next"
+        assert end == "filled" or bool((buffer == 1).all())
+    until(lambda: block.segment.memory[FIRST_LEASE] == LeaseState.RELEASED)
 
 
 @pytest.mark.parametrize(

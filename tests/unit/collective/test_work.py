@@ -135,6 +135,17 @@ def test_then_does_not_block_who_finishes_it() -> None:
     assert chained.wait() == 3
 
 
+async def waits(value: int) -> int:
+    return value
+
+
+@pytest.mark.parametrize("function", [waits, 5, None])
+def test_what_then_could_not_run_is_refused(function: Any) -> None:
+    work: Work[int] = Work(OperationKind.RECV, "a:0", 1.0)
+    with pytest.raises(TypeError, match=r"`then` takes an ordinary function, not .*: await the handle instead"):
+        work.then(function)
+
+
 def test_then_passes_a_failure_on() -> None:
     work = new_work()
     chained = work.then(lambda value: value + 1)

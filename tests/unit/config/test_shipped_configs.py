@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.sections.values import EVALUATION, TRAINING, files_of_part
-from rlinf_cli.job.job_file import load_with_lint
+from rlinf_cli.job.job_file import file_of_recipe, load_with_lint
 from rlinf_core import ConfigError
 from rlinf_core.config.composing.references import parse_path, to_path
-from rlinf_core.config.diagnostics import Severity, render_text
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.hub_names import HubPath, commit_of, ensure_here, hub_paths, located, pins_of
-from rlinf_core.config.shipped import shipped_configs
-from rlinf_core.config.source import NotationError
+from rlinf_core.config.shipped import renamed_configs, shipped_config, shipped_configs
 from rlinf_core.config.tree import Path as TreePath
 from rlinf_core.config.tree import format_path
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
@@ -29,53 +28,25 @@ from rlinf_core.placement.component import HybridComponentPlacement
 from rlinf_core.runners.storage.run_folder import config_text_of
 from tests.hub_stand_in import served
 
-BRING_YOUR_OWN = (
-    "agent_hetero",
-    "math_smollm",
-    "math_eval",
-    "math_32b_8node",
-    "math_moe_8gpu",
-    "math_grpo_8gpu",
-    "math_async_disaggregated",
-    "math_gsm8k",
-    "sft_laptop",
-    "libero_sft",
-    "collocated",
-    "disaggregated",
-    "hybrid",
-    "libero_4090_a800",
-    "libero_pi0_ppo",
-    "smolvla_sft_rl",
-    "metaworld_press_sft",
-    "metaworld_dsrl",
-    "franka_rlpd_sim",
-    "franka_hil",
-    "franka_real",
-    "success_classifier",
-    "franka_vision_sft",
-)
 
-
-@pytest.mark.parametrize("name", sorted(shipped_configs()))
-def test_it_loads_without_a_finding(name: str) -> None:
-    job = load_with_lint(name, environ={})
-    # Models and data of its size come with no package.
-    expected = "unusable-path" if name in BRING_YOUR_OWN else ""
-    worth_saying = [
-        diagnostic
-        for diagnostic in job.diagnostics
-        if diagnostic.severity is not Severity.NOTE and diagnostic.code != expected
-    ]
-    assert [render_text(item) for item in worth_saying] == []
-    assert job.cluster is not None
-
-
-def test_those_that_the_documents_name_are_there() -> None:
-    assert {"hetero18", "collocated", "disaggregated", "hybrid", "laptop", "math_laptop"} <= set(shipped_configs())
+@pytest.mark.parametrize(("former", "now"), renamed_configs().items())
+def test_names_of_the_release_before_are_read_and_renamed(
+    former: str, now: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipped_configs()[now] == shipped_config(former)
+    for name in (former, f"configs/{former}.yaml"):
+        assert (file_of_recipe(name, ()), capsys.readouterr().err) == (
+            (now, ()),
+            f"warning: the config `{name}` is now `{now}`\n",
+        )
+    Path(former).write_text("", encoding="utf-8")
+    assert file_of_recipe(former, ()) == (former, ())
 
 
 @pytest.mark.parametrize(
-    ("former", "now"), [("libero_8gpu", "`collocated`"), ("serve_smollm.yaml", "`serve_laptop actor.model")]
+    ("former", "now"),
+    [("libero_8gpu", "`embodied/libero-collocated-8gpu`"), ("serve_smollm.yaml", "`serve/sums-laptop actor.model")],
 )
 def test_the_name_of_an_earlier_release_is_answered_with_todays(former: str, now: str) -> None:
     (finding,) = load_job(former, environ={}).diagnostics
@@ -93,46 +64,11 @@ def test_a_recipes_default_is_a_file_of_that_recipe(name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["collocated", "disaggregated", "hybrid"])
 def test_the_three_modes_are_what_they_are_called(mode: str) -> None:
-    job = load_job(mode, environ={})
+    job = load_job(f"embodied/libero-{mode}-8gpu", environ={})
     assert job.cluster is not None
     assert job.topology is not None
     placement = HybridComponentPlacement(job.cluster, job.topology)
     assert placement.placement_mode.name.lower() == mode
-
-
-def test_the_heterogeneous_example_is_the_one_of_eighteen_nodes() -> None:
-    cluster = load_job("hetero18", environ={}).cluster
-    assert cluster is not None
-    assert cluster.num_nodes == 18
-    assert [(node_group.label, str(node_group.node_ranks)) for node_group in cluster.node_groups] == [
-        ("a800", "0-7"),
-        ("4090", "8-15"),
-        ("franka", "16-17"),
-    ]
-    assert {name: (str(value.rank_map), value.node_group) for name, value in cluster.component_placement.items()} == {
-        "actor": ("0-63", ("a800",)),
-        "rollout": ("0-63", ("4090",)),
-        "env": ("0-1", ("franka",)),
-        "agent": ("0-1:0-199,2-3:200-399", ("node",)),
-    }
-    assert cluster.node_groups[0].env_configs[0].python_interpreter_path == "/opt/venv/openpi/bin/python3"
-
-
-def test_language_models_train_while_others_answer() -> None:
-    job = load_job("math_async_disaggregated", environ={})
-    assert job.cluster is not None
-    assert job.topology is not None
-    placement = HybridComponentPlacement(job.cluster, job.topology)
-    assert placement.placement_mode.name.lower() == "disaggregated"
-    sizes = {name: placement.get_world_size(name) for name in ("actor", "rollout", "reward")}
-    assert sizes == {"actor": 16, "rollout": 64, "reward": 64}
-    assert {
-        node_group.env_configs[0].python_interpreter_path
-        for node_group in job.cluster.node_groups
-        if node_group.label == "4090"
-    } == {"/opt/venv/vllm/bin/python3"}
-    assert job.config is not None
-    assert (job.config.runner.max_staleness, job.config.runner.partial_rollout) == (2, True)  # type: ignore[attr-defined]
 
 
 here = partial(commit_of, fetches=True)
@@ -148,7 +84,7 @@ cluster:
 ROWS = b'{"prompt": "1+1=", "answer": "2"}\n'
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no network."""
     monkeypatch.chdir(tmp_path)
@@ -176,12 +112,11 @@ def store(cache: Path, name: str, commit: str = OLD, *, ref: str = "main", **fil
     return folder
 
 
-@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
     "text",
     [
         "data/train.jsonl",
-        "data/Train.PARQUET",
+        "a/Train.PARQUET",
         "/data/models",
         "a/b/c",
         "./acme/tiny",
@@ -194,14 +129,9 @@ def store(cache: Path, name: str, commit: str = OLD, *, ref: str = "main", **fil
 def test_what_has_another_shape_is_a_path(text: str) -> None:
     assert located(text, "dataset") == os.path.abspath(text)
     assert not isinstance(located(text, "dataset"), HubPath)
-
-
-@pytest.mark.usefixtures("cache")
-def test_what_is_a_url_stays_one() -> None:
     assert located("s3://acme/tiny", "model") == "s3://acme/tiny"
 
 
-@pytest.mark.usefixtures("cache")
 def test_a_folder_of_that_shape_wins_only_if_it_is_there(cache: Path, tmp_path: Path) -> None:
     folder = store(cache, "models--acme--tiny", config_json="{}")
     assert located("acme/tiny", "model") == str(folder)
@@ -209,7 +139,6 @@ def test_a_folder_of_that_shape_wins_only_if_it_is_there(cache: Path, tmp_path: 
     assert located("acme/tiny", "model") == str(tmp_path / "acme/tiny")
 
 
-@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
     ("text", "kind", "commit", "inner"),
     [
@@ -230,7 +159,6 @@ def test_a_name_is_a_commit_in_the_cache(text: str, kind: Any, commit: str, inne
     assert located(path.pinned(commit), kind) == path
 
 
-@pytest.mark.usefixtures("cache")
 def test_a_worker_looks_into_its_own_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(cache, "models--acme--tiny", config_json="{}")
     sent = pickle.dumps({"model": located("acme/tiny", "model")})
@@ -240,7 +168,6 @@ def test_a_worker_looks_into_its_own_cache(cache: Path, tmp_path: Path, monkeypa
     assert pickle.loads(sent)["model"] == str(tmp_path / "theirs/models--acme--tiny/snapshots" / OLD)
 
 
-@pytest.mark.usefixtures("cache")
 def test_the_commit_of_the_job_is_fetched_where_it_lacks(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served({"models/acme/tiny": (NEW, {"config.json": b"{}", "weights.bin": b"pickled"})}) as hub:
         ask(monkeypatch, hub.url)
@@ -255,7 +182,6 @@ def test_the_commit_of_the_job_is_fetched_where_it_lacks(cache: Path, monkeypatc
     assert not any("weights.bin" in request for request in hub.asked)
 
 
-@pytest.mark.usefixtures("cache")
 def test_what_a_fetch_left_out_is_fetched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transfer that broke off leaves a folder with some of the files."""
     files = {"config.json": b"{}", "model-1.safetensors": b"one", "model-2.safetensors": b"two"}
@@ -269,7 +195,6 @@ def test_what_a_fetch_left_out_is_fetched(cache: Path, monkeypatch: pytest.Monke
         assert sorted(os.listdir(path)) == sorted(files)
 
 
-@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("offline", [True, False])
 def test_without_cache_and_network_the_error_says_both_ways(offline: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if offline:
@@ -282,24 +207,19 @@ def test_without_cache_and_network_the_error_says_both_ways(offline: bool, monke
     assert "name a folder" in str(caught.value.help)
 
 
-def job_of(text: str) -> Any:
-    return load_with_lint("-", stdin=text.encode(), environ={})
+def job_of(text: str, *overrides: str) -> Any:
+    return load_with_lint("-", overrides, stdin=text.encode(), environ={})
 
 
-KEYS = {
-    "actor.model.model_path": "math",
-    "actor.tokenizer.tokenizer_model": "math",
-    "reference.model_path": "math",
-    "critic.model_path": "math",
-    "teacher.model_path": "math",
-    "judge.model_path": "math",
-    "data.train_data_paths": "math",
-    "data.val_data_paths": "math",
-}
+# Of recipe `math` where none is named.
+KEYS = [
+    *("actor.model.model_path", "actor.tokenizer.tokenizer_model", "reference.model_path", "critic.model_path"),
+    *("teacher.model_path", "judge.model_path", "data.train_data_paths", "data.val_data_paths"),
+    *("sft:data.train_data_paths", "sft_chat:data.val_data_paths"),
+]
 
 
-@pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("key", [*KEYS, "sft:data.train_data_paths", "sft_chat:data.val_data_paths"])
+@pytest.mark.parametrize("key", KEYS)
 def test_every_key_of_models_and_data_takes_a_name(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, _, key = key.rpartition(":")
     place = "actor" if recipe.startswith("sft") else "actor,rollout,reward"
@@ -324,7 +244,6 @@ def test_every_key_of_models_and_data_takes_a_name(key: str, monkeypatch: pytest
     assert "HF_HUB_OFFLINE" in said
 
 
-@pytest.mark.usefixtures("cache")
 def test_data_of_a_name_are_its_files_of_that_part(cache: Path) -> None:
     folder = store(cache, "datasets--acme--sums", README="", main__train_json="", main__test_json="", info_json="{}")
     (folder / "main/train-1.jsonl").write_bytes(ROWS)
@@ -340,7 +259,6 @@ def test_data_of_a_name_are_its_files_of_that_part(cache: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("cache")
 def test_data_in_several_folders_have_to_be_chosen(cache: Path) -> None:
     folder = store(cache, "datasets--acme--sums", main__train_json="[]", socratic__train_json="[]")
     (error,) = [
@@ -354,7 +272,6 @@ def test_data_in_several_folders_have_to_be_chosen(cache: Path) -> None:
         files_of_part((chosen,), EVALUATION)
 
 
-@pytest.mark.usefixtures("cache")
 def test_a_run_and_those_that_go_on_have_one_commit(cache: Path, tmp_path: Path) -> None:
     store(cache, "models--acme--tiny", config_json="{}")
     text = MATH + "actor: {model: {model_path: acme/tiny}, tokenizer: {tokenizer_model: acme/tiny}}\n"
@@ -379,7 +296,6 @@ def test_a_run_and_those_that_go_on_have_one_commit(cache: Path, tmp_path: Path)
     assert json.dumps(run.config.actor.model_dump(mode="json")).count(OLD) == 2
 
 
-@pytest.mark.usefixtures("cache")
 def test_a_name_is_fetched_once_and_known_without_a_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(MATH + "actor: {model: {model_path: acme/tiny}}\n")
     paths = [path for _, path in hub_paths(job.config)]
@@ -405,77 +321,3 @@ def test_a_formatted_path_reads_back(path: TreePath) -> None:
     steps, end = parse_path(format_path(path))
     assert to_path(steps) == path
     assert end == len(format_path(path))
-
-
-@given(_PATHS)
-def test_a_formatted_path_ends_at_the_stop(path: TreePath) -> None:
-    text = format_path(path)
-    steps, end = parse_path(f"${{{text}}} and more", start=2, stop="}")
-    assert to_path(steps) == path
-    assert end == 2 + len(text)
-
-
-@given(st.text(alphabet="ab.[]0=\"'\\ {}"))
-def test_any_text_is_read_or_refused_inside_of_it(text: str) -> None:
-    try:
-        steps, end = parse_path(text, stop="=")
-    except NotationError as error:
-        refusal = error
-    else:
-        assert steps
-        assert end == len(text) or text[end] == "="
-        return
-    assert 0 <= refusal.start <= refusal.end <= len(text) + 1
-
-
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("cluster.num_nodes", ("cluster", "num_nodes")),
-        (
-            "cluster.node_groups[0].env_configs[12].node_ranks",
-            ("cluster", "node_groups", 0, "env_configs", 12, "node_ranks"),
-        ),
-        ("a[0][1]", ("a", 0, 1)),
-        ("a.4090.b-c", ("a", "4090", "b-c")),
-        ('p."actor,env"', ("p", "actor,env")),
-        ("p.actor,env", ("p", "actor,env")),
-        ("p.'a.b'", ("p", "a.b")),
-        ('"say \\"x\\""', ('say "x"',)),
-        ("p.'a\\b'", ("p", "a\\b")),
-    ],
-)
-def test_forms(text: str, path: TreePath) -> None:
-    assert to_path(parse_path(text)[0]) == path
-
-
-def test_steps_know_their_place() -> None:
-    text = 'ab."c.d"[7]'
-    steps, _ = parse_path(text)
-    assert [text[step.start : step.end] for step in steps] == ["ab", '"c.d"', "[7]"]
-
-
-@pytest.mark.parametrize(
-    ("text", "piece", "words"),
-    [
-        ("", "", "missing"),
-        ("a..b", ".", "missing"),
-        ("a.", "", "missing"),
-        (".a", ".", "missing"),
-        ("[0].a", "[", "starts with a name"),
-        ("a.[0]", ".", "before the index"),
-        ("a[x]", "[x]", "not the index"),
-        ("a[-1]", "[-1]", "not the index"),
-        ("a[1", "[1", "never closed"),
-        ('a."b', '"b', "never closed"),
-        ('"a\\x"', "\\x", "not an escape"),
-        ("a b", " ", "is not valid here"),
-        ("a. b", " ", "white space"),
-        ("a.${b}", "{", "is not valid here"),
-        ("a[99999999999]", "[99999999999]", "not the index"),
-    ],
-)
-def test_what_is_refused_is_pointed_at(text: str, piece: str, words: str) -> None:
-    with pytest.raises(NotationError, match=words) as caught:
-        parse_path(text)
-    assert text[caught.value.start : caught.value.end] == piece

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import pytest
@@ -10,12 +9,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.tree import Composed, MappingNode, Path
+from rlinf_core.config.tree import Composed, Path
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.scalars import Bool, Float, Int, Text, problem
-
-TreeOf = Callable[[str], MappingNode]
+from tests.unit.config.texts import tree_of
 
 
 class Section(BaseModel):
@@ -65,29 +63,14 @@ class File(Section):
     car: Car
 
 
-@pytest.fixture
-def check(tree_of: TreeOf) -> Callable[[str], tuple[list[Diagnostic], Validated[File]]]:
-    def checking(text: str) -> tuple[list[Diagnostic], Validated[File]]:
-        diagnostics = Diagnostics()
-        view = validate(File, Composed(tree_of(text)), diagnostics)
-        return list(diagnostics), view
-
-    return checking
-
-
-Check = Callable[[str], "tuple[list[Diagnostic], Validated[File]]"]
+def check(text: str) -> tuple[list[Diagnostic], Validated[File]]:
+    diagnostics = Diagnostics()
+    view = validate(File, Composed(tree_of(text)), diagnostics)
+    return list(diagnostics), view
 
 
 def faults_of(collected: list[Diagnostic]) -> list[tuple[str, str]]:
     return [(diagnostic.code, diagnostic.span.text) for diagnostic in collected]
-
-
-def test_sound_file_has_no_findings(check: Check) -> None:
-    verdict, view = check("car:\n  name: 2CV\n  wheels: [{size: 3}]\n")
-    assert verdict == []
-    assert view.model is not None
-    assert view.model.car.wheels[0].size == 3
-    assert view.pruned == frozenset()
 
 
 # A text with the underlined piece, the code, the message and the remedy.
@@ -107,6 +90,7 @@ car: {door_count: «"4"»} | wrong-type | `door_count`: expected an integer, fou
 car: {door_count: «4.5»} | wrong-type | `door_count`: expected an integer, found a number | -
 car: {«wheels»: {size: 1}} | wrong-type | `wheels`: expected a list, found a mapping | start each item...
 car: {wheels: «3»} | wrong-type | `wheels`: expected a list, found an integer | write it as a list: `[3]`
+car: {wheels: «"#: a"»} | wrong-type | `wheels`: expected a list, found text | write it as a list: `["#: a"]`
 car: {engine: «big»} | wrong-type | `engine`: expected a mapping, found text | -
 car:\n  «wheels»:\n | wrong-type | `wheels` is empty; expected a list | give it a value or remove the key
 car: {wheels: [{size: «0»}]} | bad-value | `size` must be at least 1, found `0` | -
@@ -115,12 +99,13 @@ car: {engine: {power: «".5"»}} | wrong-type | `power`: expected a number, foun
 car: {engine: {power: «-0x»}} | wrong-type | `power`: expected a number, found text | -
 car: {engine: {power: «0.00»}} | bad-value | `power` must be greater than 0, found `0.00` | -
 car: {engine: {fuel: «deisel»}} | bad-value | `fuel` must be one of `petrol`, `diesel`, found `deisel` | did you mean...
+car: {axle: «big»} | wrong-type | `axle`: expected an integer or a mapping, found text | -
 car: {name: «123456789»} | bad-value | `name` must have at most 8 characters, found `123456789` | -
 """
 
 
 @pytest.mark.parametrize("row", MISTAKES.strip().splitlines())
-def test_each_mistake_is_told_at_its_place(check: Check, row: str) -> None:
+def test_each_mistake_is_told_at_its_place(row: str) -> None:
     marked, code, message, help = (part.encode("latin-1").decode("unicode_escape") for part in row.split(" | "))
     start, end = marked.index("«"), marked.index("»") - 1
     (verdict,), _ = check(marked.replace("«", "").replace("»", "") + "\n")
@@ -130,7 +115,7 @@ def test_each_mistake_is_told_at_its_place(check: Check, row: str) -> None:
     assert shown == help or (help.endswith("...") and shown.startswith(help.removesuffix("...")))
 
 
-def test_missing_section_is_told_at_the_start_of_the_file(check: Check) -> None:
+def test_missing_section_is_told_at_the_start_of_the_file() -> None:
     diagnostics, view = check("other: 1\n")
     assert [diagnostic.code for diagnostic in diagnostics] == ["missing-key", "unknown-key"]
     assert (diagnostics[0].span.start, diagnostics[0].span.end) == (0, 0)
@@ -138,19 +123,30 @@ def test_missing_section_is_told_at_the_start_of_the_file(check: Check) -> None:
     assert view.model is None
 
 
-def test_mistyped_required_key_is_one_mistake(check: Check) -> None:
-    verdict, _ = check("car: {wheels: [{sise: 3}]}\n")
-    assert faults_of(verdict) == [("unknown-key", "sise")]
+# Files, and the code and the underlined text of each finding.
+ALONE = [
+    pytest.param("{name: 2CV, wheels: [{size: 3}]}", [], id="sound"),
+    pytest.param("{wheels: [{sise: 3}]}", [("unknown-key", "sise")], id="a-required-key-that-is-mistyped"),
+    # Without its sizes no wheel is sound, so the list is lost too; only the two wrong values are told.
+    pytest.param("{wheels: [{size: x}, {size: y}]}", [("wrong-type", "x"), ("wrong-type", "y")], id="consequences"),
+    pytest.param("{axle: {power: 0, fuel: x}}", [("bad-value", "0"), ("bad-value", "x")], id="member-that-was-meant"),
+]
 
 
-def test_all_mistakes_are_told_at_once(check: Check) -> None:
+@pytest.mark.parametrize(("car", "expected"), ALONE)
+def test_a_mistake_is_told_alone(car: str, expected: list[tuple[str, str]]) -> None:
+    findings, view = check(f"car: {car}\n")
+    assert faults_of(findings) == expected
+    assert view.model is not None
+
+
+def test_all_mistakes_are_told_at_once() -> None:
     diagnostics, _ = check("car:\n  nmae: x\n  wheels: [{size: 0}, {}]\n  electric: 1\n  engine: {fuel: x, power: 0}\n")
-    assert sorted(diagnostic.code for diagnostic in diagnostics) == sorted(
-        ["unknown-key", "bad-value", "missing-key", "wrong-type", "bad-value", "bad-value"]
-    )
+    codes = ["bad-value", "bad-value", "bad-value", "missing-key", "unknown-key", "wrong-type"]
+    assert sorted(diagnostic.code for diagnostic in diagnostics) == codes
 
 
-def test_what_is_sound_survives_and_keeps_its_index(check: Check) -> None:
+def test_what_is_sound_survives_and_keeps_its_index() -> None:
     _, view = check("car:\n  nmae: x\n  wheels: [{size: 1}, {size: 0}, {size: 3}, {}, {size: 5}]\n  electric: true\n")
     assert view.model is not None
     assert [wheel.size for wheel in view.model.car.wheels] == [1, 3, 5]
@@ -162,39 +158,20 @@ def test_what_is_sound_survives_and_keeps_its_index(check: Check) -> None:
     assert not view.damaged(("car", "electric"))
 
 
-def test_unknown_key_is_no_damage(check: Check) -> None:
+def test_unknown_key_is_no_damage() -> None:
     _, view = check("car: {nmae: x, electric: true}\n")
     assert view.model is not None
     assert view.model.car.electric
     assert not view.damaged(("car",))
 
 
-def test_consequences_of_a_mistake_are_not_told(check: Check) -> None:
-    # Without its sizes no wheel is sound, so the list is lost too; only the two wrong values are told.
-    verdict, view = check("car: {wheels: [{size: x}, {size: y}]}\n")
-    assert faults_of(verdict) == [("wrong-type", "x"), ("wrong-type", "y")]
-    assert view.model is not None
-    assert view.model.car.wheels == ()
-
-
-def test_rule_of_a_model_is_not_hidden_by_an_unknown_key(check: Check) -> None:
+def test_rule_of_a_model_is_not_hidden_by_an_unknown_key() -> None:
     wheels = ", ".join(["{size: 1}"] * 7)
     diagnostics, _ = check(f"car: {{nmae: x, wheels: [{wheels}]}}\n")
     assert [(diagnostic.code, diagnostic.message) for diagnostic in diagnostics] == [
         ("bad-value", "more than six wheels"),
         ("unknown-key", "unknown key `nmae` in `car`"),
     ]
-
-
-def test_members_of_a_union_make_one_finding(check: Check) -> None:
-    verdict, _ = check("car: {axle: big}\n")
-    assert faults_of(verdict) == [("wrong-type", "big")]
-    assert verdict[0].message == "`axle`: expected an integer or a mapping, found text"
-
-
-def test_only_the_member_of_a_union_that_was_meant_speaks(check: Check) -> None:
-    verdict, _ = check("car: {axle: {power: 0, fuel: x}}\n")
-    assert faults_of(verdict) == [("bad-value", "0"), ("bad-value", "x")]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +185,7 @@ def test_only_the_member_of_a_union_that_was_meant_speaks(check: Check) -> None:
         ('"ab\\n  3d"', '"ab\\n  3d"'),
     ],
 )
-def test_verbatim_part_of_a_scalar_is_underlined(tree_of: TreeOf, written: str, underlined: str) -> None:
+def test_verbatim_part_of_a_scalar_is_underlined(written: str, underlined: str) -> None:
     class Exact(Section):
         name: Annotated[Text, AfterValidator(_letters)]
 
@@ -219,7 +196,7 @@ def test_verbatim_part_of_a_scalar_is_underlined(tree_of: TreeOf, written: str, 
     assert diagnostic.span.text.split("\n")[0] == underlined
 
 
-def test_key_of_a_mapping_is_underlined_itself(tree_of: TreeOf) -> None:
+def test_key_of_a_mapping_is_underlined_itself() -> None:
     class Keyed(Section):
         sizes: dict[Annotated[str, AfterValidator(_letters)], Int]
 
@@ -230,7 +207,7 @@ def test_key_of_a_mapping_is_underlined_itself(tree_of: TreeOf) -> None:
     assert view.model.sizes == {"a": 1}
 
 
-def test_alias_used_twice_is_one_finding_naming_both_uses(tree_of: TreeOf) -> None:
+def test_alias_used_twice_is_one_finding_naming_both_uses() -> None:
     class Garage(Section):
         left: Car
         right: Car
@@ -242,7 +219,7 @@ def test_alias_used_twice_is_one_finding_naming_both_uses(tree_of: TreeOf) -> No
     assert [(span.text, words) for span, words in diagnostic.related] == [("right", "also used at")]
 
 
-def test_stand_in_lets_the_rest_be_judged(tree_of: TreeOf) -> None:
+def test_stand_in_lets_the_rest_be_judged() -> None:
     diagnostics = Diagnostics()
     tree = tree_of("car: {wheels: [{size: x, spokes: 3}, {spokes: 4}, {size: 7}]}\n")
     view = validate(File, Composed(tree), diagnostics, stand_ins={("car", "wheels", "*", "size"): 1})
@@ -255,7 +232,7 @@ def test_stand_in_lets_the_rest_be_judged(tree_of: TreeOf) -> None:
     assert [diagnostic.code for diagnostic in diagnostics] == ["wrong-type", "missing-key"]
 
 
-def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
+def test_unresolved_value_is_not_judged_again() -> None:
     diagnostics = Diagnostics()
     tree = tree_of("car: {door_count: '${nope}', name: abc}\n")
     view = validate(File, Composed(tree, unresolved=frozenset({("car", "door_count")})), diagnostics)
@@ -272,7 +249,7 @@ def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
         ("car: {wings: {left: [1, '${nope}']}, name: abc}\n", ("car", "wings", "left", 1)),
     ],
 )
-def test_unknown_key_is_told_although_a_reference_in_it_failed(tree_of: TreeOf, text: str, unresolved: Path) -> None:
+def test_unknown_key_is_told_although_a_reference_in_it_failed(text: str, unresolved: Path) -> None:
     diagnostics = Diagnostics()
     view = validate(File, Composed(tree_of(text), unresolved=frozenset({unresolved})), diagnostics)
     assert faults_of(list(diagnostics)) == [("unknown-key", "wings")]
@@ -280,7 +257,7 @@ def test_unknown_key_is_told_although_a_reference_in_it_failed(tree_of: TreeOf, 
     assert view.model.car.name == "abc"
 
 
-def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:
+def test_secret_value_is_not_quoted() -> None:
     class Login(Section):
         password: Literal["open", "shut"]
         user: Literal["root", "nobody"]
@@ -294,7 +271,7 @@ def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:
 
 
 @pytest.mark.parametrize("wheels", [500, pytest.param(5_000, marks=pytest.mark.nightly)])
-def test_thousands_of_mistakes_are_cheap(check: Check, wheels: int) -> None:
+def test_thousands_of_mistakes_are_cheap(wheels: int) -> None:
     items = "".join(f"    - {{size: 0, nope{index}: 1}}\n" for index in range(wheels))
     verdict, view = check(f"car:\n  wheels:\n{items}")
     assert sum(finding.findings for finding in verdict) == 2 * wheels

@@ -96,7 +96,12 @@ def test_there_are_commands() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["rlinf trian", "rlinf train --resume-from-here", "rlinf inspect memori laptop", "rlinf inspect env laptop -r 0"],
+    [
+        "rlinf trian",
+        "rlinf train --resume-from-here",
+        "rlinf inspect memori laptop",
+        "rlinf inspect env embodied/pick-laptop -r 0",
+    ],
 )
 def test_a_command_that_is_none_is_seen(command: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no (such )?(command|option)"):

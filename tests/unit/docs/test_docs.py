@@ -295,9 +295,9 @@ def test_readme_shows_a_typo_as_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shipped = (REPOSITORY / "configs/laptop.yaml").read_text(encoding="utf-8")
-    Path("laptop.yaml").write_text(shipped.replace("task: pick", "task: pik"), encoding="utf-8")
-    assert main(["validate", "laptop.yaml"]) == ExitCode.INVALID
+    shipped = (REPOSITORY / "configs/embodied/pick-laptop.yaml").read_text(encoding="utf-8")
+    Path("job.yaml").write_text(shipped.replace("task: pick", "task: pik"), encoding="utf-8")
+    assert main(["validate", "job.yaml"]) == ExitCode.INVALID
     assert capsys.readouterr().out.startswith(TYPO)
 
 

@@ -166,7 +166,7 @@ def asked() -> set[str]:
 
 
 def recorded() -> Iterator[str]:
-    for path in sorted((ROOT / "tests" / "data" / "good_runs").glob("*.jsonl")):
+    for path in sorted((ROOT / "tests" / "data" / "good_runs").rglob("*.jsonl")):
         for line in path.read_text().splitlines():
             yield from json.loads(line)["metrics"]
 

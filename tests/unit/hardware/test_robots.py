@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pytest
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.errors import ConfigError
@@ -189,6 +189,21 @@ def test_a_variable_that_gives_no_address_is_named_with_its_node(environ: dict[s
         arm.on_node(environ)
     assert message in str(caught.value)
     assert "env_vars" in (caught.value.help or "")
+
+
+class Fenced(Franka):
+    """A robot with a rule about the whole unit."""
+
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        if self.robot_ip == "10.0.0.9":
+            raise ValueError("outside of the cell")
+        return self
+
+
+def test_a_rule_about_a_unit_names_its_variable() -> None:
+    with pytest.raises(ConfigError, match=r"the variable `ARM_IP` is wrong: .*outside of the cell"):
+        Fenced.model_validate({**ARM, "robot_ip": "$ARM_IP"}).on_node({"ARM_IP": "10.0.0.9"})
 
 
 def test_null_is_the_default_of_a_key_that_has_one() -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
+from rlinf_core.config.shipped import shipped_config
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job import find_recipe
 from rlinf_core.job.load import Job, load_job, rules_of
@@ -76,40 +76,53 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find_recipe, "offered", lambda _: points)
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        *("*x", "{num_nodes: *x}", "{num_nodes: !env N}", "{num_nodes: !!int x}", "{num_nodes: !!binary aGk=}"),
+        "{num_nodes: 1, component_placement: &x {a: *x}}",
+    ],
+)
+def test_a_value_that_is_not_read_is_one_finding(section: str) -> None:
+    job = load(f"cluster: {section}\n")
+    assert len([item for item in job.diagnostics if item.severity is Severity.ERROR]) == 1
+
+
 def test_sound_file_without_a_recipe() -> None:
-    job = load(CLUSTER, assume=("4",))
-    assert codes(job) == []
-    assert job.ok
-    job.raise_if_bad()
-    assert job.cluster is not None
-    assert job.cluster.num_nodes == 1
-    assert job.topology is not None
-    assert job.topology.num_accelerators == 4
-    assert (job.recipe, job.config) == (None, None)
-    assert job.name == "<stdin>"
-
-
-def test_job_is_shown_without_its_values() -> None:
-    assert repr(load(CLUSTER + "runner: {token: geheim}\n", assume=("4",))) == "<Job <stdin>: valid>"
-    assert repr(load("cluster: {}\n")) == "<Job <stdin>: with errors>"
-
-
-def test_without_a_recipe_the_other_sections_get_one_note() -> None:
-    job = load(CLUSTER + "runner: {max_steps: 3}\nactor: {x: 1}\n", assume=("4",))
+    job = load(CLUSTER + "runner: {token: geheim}\nactor: {x: 1}\n", assume=("4",))
     (note,) = job.diagnostics
     assert (note.code, note.severity) == ("section-not-checked", Severity.NOTE)
     assert note.message == "without `recipe` only `cluster` is checked, not `runner`, `actor`"
-    assert job.ok
+    job.raise_if_bad()
+    assert job.topology is not None
+    assert job.topology.num_accelerators == 4
+    assert (job.recipe, job.config, job.name) == (None, None, "<stdin>")
+    assert repr(job) == "<Job <stdin>: valid>"
+    assert repr(load("cluster: {}\n")) == "<Job <stdin>: with errors>"
 
 
 @pytest.mark.usefixtures("toy")
 def test_recipe_models_the_whole_file() -> None:
-    job = load(f"recipe: toy\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",))
+    text = f"recipe: toy\ntrainer: {{steps: '${{env:STEPS}}'}}\n{CLUSTER}"
+    job = load(text, assume=("4",), STEPS="7")
     assert codes(job) == []
     assert job.recipe is TOY
     assert isinstance(job.config, TrainerFile)
-    assert job.config.trainer.steps == 3
+    assert job.config.trainer.steps == 7
     assert job.config.cluster is job.cluster
+    assert len(codes(load(text, assume=("4",)))) == 1
+
+
+@pytest.mark.usefixtures("toy")
+def test_error_holds_every_finding_and_no_secret() -> None:
+    text = "recipe: toy\ntrainer: {steps: '${env:MY_SECRET}'}\ncluster:\n  num_nodes: 0\n  num_node: 1\n"
+    with pytest.raises(ConfigError) as caught:
+        load(text, MY_SECRET="hunter2").raise_if_bad()
+    shown = str(caught.value)
+    assert "<stdin>:4:14: error[bad-value]" in shown
+    assert "<stdin>:5:3: error[unknown-key]" in shown
+    assert "    4 |   num_nodes: 0" in shown
+    assert "hunter2" not in shown
 
 
 FARNKA = """cluster:
@@ -164,16 +177,6 @@ def test_findings(trainer: str, overrides: tuple[str, ...], assumed: str, file: 
     assert job.cluster is not None
 
 
-@pytest.mark.usefixtures("toy")
-def test_unresolved_reference_is_told_once() -> None:
-    text = f"recipe: toy\ntrainer: {{steps: '${{env:STEPS}}'}}\n{CLUSTER}"
-    assert len(codes(load(text, assume=("4",)))) == 1
-    job = load(text, assume=("4",), STEPS="7")
-    assert codes(job) == []
-    assert isinstance(job.config, TrainerFile)
-    assert job.config.trainer.steps == 7
-
-
 def test_hardware_type_like_no_other_hides_no_other_mistake() -> None:
     """What all robots have is checked; a key that none of them has may well be one of the type that is meant."""
     units = (
@@ -212,25 +215,6 @@ def test_units_of_a_wrong_type_are_counted(kind: str) -> None:
     assert "\u200b" not in " ".join(f"{diagnostic.message} {diagnostic.help}" for diagnostic in job.diagnostics)
 
 
-@pytest.mark.usefixtures("toy")
-def test_secret_of_the_environment_shows_in_no_finding() -> None:
-    text = f"recipe: toy\ntrainer: {{steps: '${{env:MY_SECRET}}'}}\n{CLUSTER}"
-    job = load(text, assume=("4",), MY_SECRET="hunter2")
-    assert not job.ok
-    with pytest.raises(ConfigError) as caught:
-        job.raise_if_bad()
-    assert "hunter2" not in str(caught.value)
-
-
-def test_raise_if_bad_holds_every_finding() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load("cluster:\n  num_nodes: 0\n  num_node: 1\n").raise_if_bad()
-    text = str(caught.value)
-    assert "<stdin>:2:14: error[bad-value]" in text
-    assert "<stdin>:3:3: error[unknown-key]" in text
-    assert "    2 |   num_nodes: 0" in text
-
-
 @pytest.mark.parametrize(
     "text", ["", "[]", "a", "cluster:\n", "cluster: 3\n", "cluster: []\n", "{", "\t", "\x00", "? a"]
 )
@@ -258,58 +242,6 @@ def test_assumptions_that_cannot_be_made() -> None:
     ]
 
 
-def test_shipped_configuration_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    job = load_with_lint("hetero18")
-    assert job.ok
-    assert job.name == str(shipped_config("hetero18"))
-
-
-def test_file_in_the_working_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hetero18").write_text("cluster:\n  num_nodes: 3\n")
-    job = load_with_lint("hetero18")
-    assert job.cluster is not None
-    assert job.cluster.num_nodes == 3
-
-
-def test_near_name_of_a_shipped_configuration_is_guessed() -> None:
-    (diagnostic,) = load_with_lint("hetero8").diagnostics
-    assert diagnostic.code == "missing-file"
-    assert diagnostic.help == "did you mean `hetero18`?"
-
-
-def test_shipped_configuration_can_be_a_base(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("extends: hetero18\ncluster:\n  head_address: 10.0.0.1\n")
-    job = load_with_lint(str(file))
-    assert job.ok, codes(job)
-    assert job.cluster is not None
-    assert (job.cluster.num_nodes, job.cluster.head_address) == (18, "10.0.0.1")
-
-
-# What a user brings.
-BROUGHT = (("actor", "model", "model_path"), ("data", "train_data_paths"), ("data", "val_data_paths"))
-
-
-@pytest.mark.parametrize("name", sorted(shipped_configs()))
-def test_every_shipped_configuration_is_sound(name: str) -> None:
-    """Models and demonstrations may be missing on this machine: nothing is shipped or downloaded."""
-    diagnostics = [
-        diagnostic for diagnostic in load_with_lint(name).diagnostics if diagnostic.severity is not Severity.NOTE
-    ]
-    brought = [diagnostic for diagnostic in diagnostics if diagnostic.path in BROUGHT]
-    assert {item.code for item in brought} <= {"unusable-path"}
-    assert [(diagnostic.code, diagnostic.message) for diagnostic in diagnostics if diagnostic not in brought] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "bare"), [("hetero18", True), ("a.yaml", False), ("./a", False), ("a/b", False), ("-", False), ("", False)]
-)
-def test_bare_names(name: str, bare: bool) -> None:
-    assert is_bare_name(name) is bare
-
-
 def test_loading_imports_neither_ray_nor_torch() -> None:
     script = (
         "import sys; from rlinf_core.job.load import load_job; load_job('hetero18');"
@@ -317,6 +249,15 @@ def test_loading_imports_neither_ray_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_a_program_reads_the_keys_that_commands_read() -> None:
+    script = (
+        "from rlinf_core import load_job; job = load_job('embodied/pick-laptop', ['rollout.model_dir=/m'], environ={});"
+        " print(job.config.actor.model.model_path)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "/m\n"
 
 
 @pytest.mark.parametrize(
@@ -328,22 +269,17 @@ def test_loading_imports_neither_ray_nor_torch() -> None:
 )
 def test_a_mistyped_override_is_meant_for_what_the_file_gives(override: str, help: str) -> None:
     job = load(f"{CLUSTER}  node_groups: []\n", override)
-    assert [diagnostic.help for diagnostic in job.diagnostics if diagnostic.code == "unknown-key"] == [help]
+    assert [finding.help for finding in job.diagnostics if finding.code == "unknown-key"] == [help]
 
 
 def test_a_mistyped_key_is_meant_for_what_the_base_gives(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(CLUSTER)
-    child = tmp_path / "child.yaml"
-    child.write_text("extends: base.yaml\ncluster: {num_node: 2}\n")
-    job = load_with_lint(str(child), environ={})
+    (tmp_path / "child.yaml").write_text("extends: base.yaml\ncluster: {num_node: 2}\n")
+    job = load_with_lint(str(tmp_path / "child.yaml"), environ={})
     assert [d.help for d in job.diagnostics if d.code == "unknown-key"] == ["did you mean `num_nodes`?"]
-
-
-def test_a_key_that_the_same_file_gives_is_not_meant() -> None:
-    job = load("cluster:\n  num_nodes: 1\n  num_node: 2\n")
-    (diagnostics,) = job.diagnostics
-    assert diagnostics.help is not None
-    assert diagnostics.help.startswith("known keys: ")
+    # A key that the same file gives is not meant.
+    (finding,) = load("cluster:\n  num_nodes: 1\n  num_node: 2\n").diagnostics
+    assert (finding.help or "").startswith("known keys: ")
 
 
 def test_leading_zeros_are_suspicious_in_integers_only() -> None:
@@ -381,14 +317,21 @@ def test_a_missing_space_after_a_colon_is_one_mistake(key: str, place: str, help
     assert [(str(d.span), d.help) for d in job.diagnostics] == [(place, help)]
 
 
-def test_a_folder_does_not_hide_a_shipped_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_hides_a_shipped_configuration_a_folder_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text("extends: laptop\n", encoding="utf-8")
-    without = [load_job(name, environ={}) for name in ("laptop", "job.yaml")]
-    Path("laptop").mkdir()
-    beside = [load_job(name, environ={}) for name in ("laptop", "job.yaml")]
+    Path("job.yaml").write_text("extends: embodied/pick-laptop\n", encoding="utf-8")
+    without = [load_job(name, environ={}) for name in ("embodied/pick-laptop", "job.yaml")]
+    assert without[0].name == str(shipped_config("embodied/pick-laptop"))
+    Path("embodied/pick-laptop").mkdir(parents=True)
+    beside = [load_job(name, environ={}) for name in ("embodied/pick-laptop", "job.yaml")]
     assert all(job.ok for job in (*without, *beside))
     assert [job.config for job in beside] == [job.config for job in without]
+    Path("hetero18").write_text("cluster:\n  num_nodes: 3\n")
+    cluster = load_with_lint("hetero18").cluster
+    assert cluster is not None
+    assert cluster.num_nodes == 3
+    (guess,) = load_with_lint("hetero8").diagnostics
+    assert (guess.code, guess.help) == ("missing-file", "did you mean `hetero18`?")
 
 
 def test_too_little_memory_is_no_fault_of_a_recipe() -> None:

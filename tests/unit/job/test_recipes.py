@@ -13,7 +13,7 @@ import pytest
 from rlinf_cli.job.json_schema import file_schema
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.errors import ConfigError
-from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe, find_variant, recipe_names, recipe_of
+from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe, recipe_of
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.process import import_path
@@ -34,7 +34,7 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None) -> Write:
     """Writes a module below a folder that is on `sys.path`."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -48,7 +48,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 @pytest.fixture
-def unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None) -> Path:
     """A working folder as the command has it: on `sys.path`, and named by nobody."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["bin", *(entry for entry in sys.path if entry)])
@@ -78,7 +78,6 @@ def test_component_goes_on_with_the_processes_left(placement: str, reason: str |
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_module_of_ones_own_is_a_recipe(write: Write) -> None:
     write("own_one.py", f"{IMPORT}recipe = {RECIPE}")
     assert find_recipe("own_one:recipe").name == "own"
@@ -88,7 +87,6 @@ def test_module_of_ones_own_is_a_recipe(write: Write) -> None:
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_override_names_a_recipe(write: Write) -> None:
     write("own_two.py", f"{IMPORT}recipe = {RECIPE}")
     job = load_job("recipe=own_two:recipe", ["cluster.num_nodes=2"], environ={})
@@ -99,7 +97,6 @@ def test_override_names_a_recipe(write: Write) -> None:
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_recipe_of_a_package_has_its_config_beside_it(write: Write) -> None:
     file = write("own_three/job.yaml", "cluster: {num_nodes: 1}\n")
     write("own_three/__init__.py", f"{IMPORT}x: Recipe = Recipe('o', 'O.', 'rlinf_core:JobConfig', 'job.yaml')\n")
@@ -107,7 +104,6 @@ def test_recipe_of_a_package_has_its_config_beside_it(write: Write) -> None:
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("module", ["own_bare/__init__.py", "own_bare/inner.py"])
 def test_package_installed_without_its_config_says_what_to_add(write: Write, module: str) -> None:
     write("own_bare/__init__.py", "")
@@ -124,7 +120,6 @@ def test_package_installed_without_its_config_says_what_to_add(write: Write, mod
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
@@ -162,7 +157,6 @@ def test_payload_that_is_no_recipe_does_not_run(write: Write, tmp_path: Path, ta
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_error_names_the_recipe_of_the_module(write: Write) -> None:
     write("own_four.py", f"{IMPORT}mine = {RECIPE}")
     with pytest.raises(UnknownRecipeError, match="assigns no `recipe`") as caught:
@@ -171,7 +165,6 @@ def test_error_names_the_recipe_of_the_module(write: Write) -> None:
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_call_of_another_recipe_is_refused(write: Write) -> None:
     write("own_five.py", "def Recipe(): return 3\nrecipe = Recipe()\n")
     with pytest.raises(UnknownRecipeError, match="a int, not a Recipe of rlinf"):
@@ -179,7 +172,6 @@ def test_call_of_another_recipe_is_refused(write: Write) -> None:
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_recipe_that_cannot_be_imported_is_broken(write: Write) -> None:
     write("own_six.py", f"import no_such_package\n{IMPORT}recipe = {RECIPE}")
     with pytest.raises(ConfigError, match="No module named 'no_such_package'"):
@@ -189,7 +181,6 @@ def test_recipe_that_cannot_be_imported_is_broken(write: Write) -> None:
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("folder", ["", "recipes", "space"])
 def test_working_folder_counts_only_if_named(unnamed: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
     marker = unnamed / "marker"
@@ -209,7 +200,6 @@ def test_working_folder_counts_only_if_named(unnamed: Path, monkeypatch: pytest.
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_working_folder_hides_no_module_of_a_recipe(
     unnamed: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +215,6 @@ def test_working_folder_hides_no_module_of_a_recipe(
 
 
 @pytest.mark.security
-@pytest.mark.usefixtures("forgotten")
 def test_working_folder_installs_no_recipe(unnamed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = unnamed / "came_along-1.dist-info"
     folder.mkdir()
@@ -239,22 +228,12 @@ def test_working_folder_installs_no_recipe(unnamed: Path, monkeypatch: pytest.Mo
     assert find_recipe("came").name == "own"
 
 
-def test_our_recipes_are_installed() -> None:
-    assert {"embodied", "math"} <= set(recipe_names())
-
-
 @pytest.mark.parametrize("name", ["embodied", "math"])
 def test_recipe_names_what_can_be_loaded(name: str) -> None:
     recipe = find_recipe(name)
     assert recipe.name == name
     assert {"recipe", "cluster"} <= set(recipe.config_model().model_fields)
     assert callable(recipe.load(recipe.check))
-
-
-def test_unknown_recipe() -> None:
-    with pytest.raises(UnknownRecipeError) as caught:
-        find_recipe("embodyed")
-    assert caught.value.help == "did you mean `embodied`?"
 
 
 def test_what_a_recipe_names_may_be_missing() -> None:
@@ -328,14 +307,13 @@ def test_keys_of_other_kinds_of_an_earlier_run_are_warnings(run: Path) -> None:
 recipe: embodied
 cluster: {num_nodes: 1, component_placement: {actor: 0, rollout: 0, env: 0}}
 env: {train: {simulator_timeout: 100.0, num_processes: null}}
-actor: {model: {is_lora: false, lora_rank: 16}}
+actor: {model: {is_lora: false, lora_rank: 32}}
 """
     (run / "config.yaml").write_text(text)
     job = load_job(run / "config.yaml", environ={})
     assert job.config is not None
     assert {(one.path, one.severity) for one in job.diagnostics if one.code in (*REFUSED, "no-effect")} == {
         (("env", "train", "simulator_timeout"), Severity.WARNING),
-        (("actor", "model", "lora_rank"), Severity.WARNING),
     }
 
 
@@ -349,11 +327,6 @@ def test_overrides_of_a_run_are_checked_as_ever(run: Path) -> None:
     assert unknown(run / "config.yaml", "runner.max_stepps=3") == ["runner"]
 
 
-def test_value_of_the_file_selects_the_variant() -> None:
-    assert find_variant("sft", {"data.type": "chat"}.get).name == "sft_chat"
-    assert find_variant("sft", {}.get).name == "sft"
-
-
 @pytest.mark.parametrize(
     ("data", "recipe"),
     [
@@ -362,6 +335,7 @@ def test_value_of_the_file_selects_the_variant() -> None:
         ("train_data_paths: rows.json.gz", "sft_chat"),
         ("train_data_paths: '${env:CHATS}'", "sft_chat"),
         ("messages_key: turns", "sft_chat"),
+        ("{type: chat, train_data_paths: demonstrations}", "sft_chat"),
         ("train_data_paths: demonstrations", "sft"),
         ("train_data_paths: [lift.hdf5]", "sft"),
         ("train_data_paths: [{dataset_path: jsonl, weight: 1}]", "sft"),
@@ -376,30 +350,19 @@ def test_files_of_rows_are_conversations(tmp_path: Path, data: str, recipe: str)
     assert not [finding for finding in job.diagnostics if finding.code == "unknown-key"]
 
 
-def test_start_of_a_recipe_follows_the_files_of_an_override() -> None:
-    for paths in ("chat.jsonl", "[a.jsonl, b.jsonl]"):
-        job = load_job("recipe=sft", [f"data.train_data_paths={paths}"], environ={})
-        assert job.recipe is not None
-        assert job.recipe.name == "sft_chat"
-
-
-def test_start_of_a_recipe_follows_the_override() -> None:
-    chat = load_job("recipe=sft", ["data.type=sums"], environ={})
-    assert chat.ok
-    assert chat.recipe is not None
-    assert chat.recipe.name == "sft_chat"
-    robots = load_job("recipe=sft", environ={})
-    assert robots.recipe is not None
-    assert robots.recipe.name == "sft"
-
-
-def test_file_selects_the_variant(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text("recipe: sft\ndata: {type: chat, train_data_paths: a.jsonl}\ncluster: {num_nodes: 1}\n")
-    job = load_job(file, environ={})
+@pytest.mark.parametrize(
+    ("overrides", "recipe"),
+    [
+        ([], "sft"),
+        (["data.type=sums"], "sft_chat"),
+        (["data.train_data_paths=chat.jsonl"], "sft_chat"),
+        (["data.train_data_paths=[a.jsonl, b.jsonl]"], "sft_chat"),
+    ],
+)
+def test_start_of_a_recipe_follows_the_overrides(overrides: list[str], recipe: str) -> None:
+    job = load_job("recipe=sft", overrides, environ={})
     assert job.recipe is not None
-    assert job.recipe.name == "sft_chat"
-    assert not [finding for finding in job.diagnostics if finding.code == "unknown-key"]
+    assert job.recipe.name == recipe
 
 
 def test_validated_file_tells_its_variant() -> None:

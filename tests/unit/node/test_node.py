@@ -9,6 +9,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,8 @@ def test_an_address_finds_its_cluster(running: list[Known], monkeypatch: pytest.
     running += [LAB, LAPTOP]
     assert attach.destination(None, 1, may_start=True) == LAPTOP
     assert attach.destination("10.0.0.9:20000", 1, may_start=True) == "10.0.0.9:20000"
+    port: Any = 6379  # refused as text, as it is no address
+    assert attach.destination(port, 1, may_start=True) == "6379"
 
 
 @pytest.mark.usefixtures("running")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf_core.config.machines.cluster import ClusterConfig
@@ -52,10 +53,18 @@ def test_placement_is_shown_by_its_world_sizes() -> None:
     assert repr(components) == "<ComponentPlacement: actor 4, rollout 4, env 1, hybrid>"
 
 
-@pytest.mark.parametrize("form", [{}, {"cluster": {}}, SimpleNamespace(cluster=None)])
-def test_a_configuration_that_places_nothing_is_refused(form: Any) -> None:
-    with pytest.raises(PlacementError, match="does not place any component"):
+@pytest.mark.parametrize(
+    ("form", "help"),
+    [
+        ({"cluster": {}}, "add `cluster.component_placement`"),
+        (SimpleNamespace(cluster=None), "add `cluster.component_placement`"),
+        (None, "of a file without `recipe`, pass the job's `cluster`"),
+    ],
+)
+def test_a_configuration_that_places_nothing_is_refused(form: Any, help: str) -> None:
+    with pytest.raises(PlacementError, match="does not place any component") as caught:
         ComponentPlacement(form, ONE_BY_EIGHT)
+    assert caught.value.help == help
 
 
 def test_an_unknown_component_gets_the_nearest() -> None:
@@ -64,6 +73,8 @@ def test_an_unknown_component_gets_the_nearest() -> None:
         with pytest.raises(PlacementError, match="component `acter` is not placed") as caught:
             ask("acter")
         assert caught.value.help == "did you mean `actor`?"
+    with pytest.raises(PlacementError, match="component `None` is not placed"):
+        components.get_world_size(None)  # pyright: ignore[reportArgumentType]
     for placed, help in ((components, "the components are `actor`"), (of(ONE_BY_EIGHT), "no component is placed")):
         with pytest.raises(PlacementError, match="`simulator` is not placed") as caught:
             placed.get_strategy("simulator")
@@ -100,10 +111,15 @@ def test_a_map_that_cannot_be_laid_out_is_refused(
     [
         ("0-7:all", "`all` cannot be used for process ranks"),
         ("", "a rank or a range is missing here"),
+        ("0-1:0-1，2", "ranks cannot contain `，`"),
+        ("0–7", "ranks cannot contain `–`"),
         ([], "the list is empty"),
         ({"placement": "0", "node_groups": "node"}, "unknown key `node_groups`"),
         ({"node_group": "node"}, "`placement` is missing"),
         ({"placement": "0", "node_group": "no de"}, "a name cannot contain"),
+        ({"placement": "0", "node_group": "a，b"}, "a name cannot contain `，`"),
+        (b"0", "found bytes"),
+        (np.array([0, 1]), "found ndarray"),
     ],
 )
 def test_an_entry_that_cannot_be_read_is_refused(entry: Any, message: str) -> None:
@@ -122,6 +138,10 @@ def test_an_unknown_group_is_refused(make_cluster: Make, two_kinds: Any) -> None
     with pytest.raises(PlacementError, match="node group `A800`, which does not exist") as caught:
         ComponentPlacement(cluster, ClusterTopology.from_config(cluster))
     assert caught.value.help == "did you mean `a800`?"
+    cluster = make_cluster(2, groups=two_kinds, placement={"actor": {"node_group": "a800", "placement": "0"}})
+    with pytest.raises(PlacementError, match="`a800`, without which the cluster was made") as caught:
+        ComponentPlacement(cluster, TWO_BY_EIGHT)
+    assert caught.value.help == "make it with the configuration: `Cluster(cluster_cfg=cfg)`"
 
 
 @pytest.mark.parametrize(

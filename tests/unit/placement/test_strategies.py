@@ -86,6 +86,8 @@ def test_flexible_gives_each_process_its_list_in_the_order_given() -> None:
 def test_flexible_refuses_lists_that_say_nothing(ranks: list[list[int]], message: str) -> None:
     with pytest.raises(PlacementError, match=message):
         FlexiblePlacementStrategy(ranks)
+    with pytest.raises(PlacementError, match="the list names no node group"):
+        FlexiblePlacementStrategy([[0]], [])
 
 
 @pytest.mark.parametrize(

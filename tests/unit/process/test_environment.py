@@ -61,7 +61,7 @@ def test_this_process_is_asked_by_default(monkeypatch: pytest.MonkeyPatch) -> No
     [
         *((env_vars.TIMEOUT, raw) for raw in ("soon", "0", "-1", "nan", "inf", "10s")),
         *((env_vars.NODE_RANK, raw) for raw in ("-1", "one", "1.0", "²")),
-        *((env_vars.SHM_LIMIT, raw) for raw in ("0", "-1", "MB", "1 XB", "1e9", "0.2")),
+        *((env_vars.SHM_LIMIT, raw) for raw in ("0", "-1", "MB", "1 XB", "1e9", "0.2", "２MB")),
         (env_vars.LOG_LEVEL, "loud"),
     ],
     ids=lambda value: value.name if isinstance(value, EnvVar) else value,

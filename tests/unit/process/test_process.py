@@ -126,7 +126,7 @@ def test_log_lines_and_tracebacks_are_masked() -> None:
 
 MATH = "recipe: math\ncluster:\n  num_nodes: 1\n  component_placement: {'actor,rollout,reward': 0}\n"
 AGENT = "recipe: agent\ncluster:\n  num_nodes: 1\n  component_placement: {'actor,rollout,reward,agent': 0}\n"
-LAPTOP = "extends: laptop\n"
+LAPTOP = "extends: embodied/pick-laptop\n"
 RUN = "raise SystemExit('this package was imported')\n"
 TARGET = "planted_kit.inner.parts:part"
 LONELY = "planted_spaces.inner.parts:part"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -114,3 +115,13 @@ def _secret_key() -> int:
     key = ctypes.CDLL(None).syscall(add_key, b"user", b"rlinf-test", SECRET.encode(), len(SECRET), session_keyring)
     assert key > 0
     return int(key)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

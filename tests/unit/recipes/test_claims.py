@@ -40,7 +40,7 @@ from recipes.training.tensor_files import read_tensors, stored_shapes
 from rlinf_core import ConfigError
 from rlinf_core.errors import RunError
 from tests.peak_memory import take_peak
-from tests.unit.recipes.serve.wire.test_requests_and_results import empty_tensors
+from tests.unit.recipes.serve.served import empty_tensors
 
 pytestmark = pytest.mark.security
 _MOST_MIB: Final = 200

@@ -383,13 +383,13 @@ def _missing(monkeypatch: pytest.MonkeyPatch, module: str, override: str) -> Dia
 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == module else real(name, *rest))
-    job = load_job("laptop", [override])
+    job = load_job("embodied/pick-laptop", [override])
     (finding,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == "missing-extra"]
     return finding
 
 
 def test_a_removed_backend_is_refused_with_a_remedy() -> None:
-    job = load_job("laptop", ["runner.logger.logger_backends=[tensorboard,otlp]"])
+    job = load_job("embodied/pick-laptop", ["runner.logger.logger_backends=[tensorboard,otlp]"])
     (finding,) = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR]
     assert finding.path == ("runner", "logger", "logger_backends")
     assert "`otlp`" in finding.message
@@ -446,5 +446,6 @@ def test_a_taken_port_is_named(exporter: PrometheusExporter, tmp_path: Path) -> 
 
 
 def test_names_are_prometheus_names(exporter: PrometheusExporter) -> None:
-    exporter.log(1, {"env/return": 1.0, "eval/my set/pass@8": 2.0, "1/ü": 3.0})
+    exporter.log(7, {"env/return": 1.0, "eval/my set/pass@8": 2.0, "1/ü": 3.0, "step": 0.5})
+    assert scraped(exporter)["rlinf_step"] == 7
     assert {"rlinf_env_return", "rlinf_eval_my_set_pass_at_8", "rlinf_1"} <= set(scraped(exporter))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 
 from rlinf_core import load_run
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.errors import RunError, WorkerDiedError
+from rlinf_core.errors import ConfigError, RunError, WorkerDiedError
 from rlinf_core.job.load import load_job
 from rlinf_core.process import tracing
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners import events
 from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.standalone import StandaloneRecord
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
@@ -179,18 +181,26 @@ def test_folder_and_checkpoint_show_their_paths(tmp_path: Path) -> None:
     assert repr(checkpoint) == f"<checkpoint of step 3: {folder.path}/checkpoints/global_step_3>"
 
 
-def config_of(tmp_path: Path, *overrides: str, name: str = "laptop", environ: dict[str, str] | None = None) -> Any:
+def config_of(
+    tmp_path: Path, *overrides: str, name: str = "embodied/pick-laptop", environ: dict[str, str] | None = None
+) -> Any:
     log_path = f"runner.logger.log_path={tmp_path / 'runs'}"
     return load_job(name, (log_path, *overrides), environ=environ or {}).config
 
 
-@pytest.mark.parametrize("name", ["laptop", "hetero18", "collocated"])
+@pytest.mark.parametrize("name", ["embodied/pick-laptop", "hetero18", "embodied/libero-collocated-8gpu"])
 def test_the_configuration_it_keeps_loads_to_the_same_one(tmp_path: Path, name: str) -> None:
     config = config_of(tmp_path, "recipe=embodied", name=name)
     with StandaloneRecord.create(config) as record:
         kept = load_job(str(record.folder.config_file), environ={}).config
     assert kept is not None
     assert kept.model_dump() == config.model_dump()
+
+
+def test_it_needs_the_configuration_of_a_job(tmp_path: Path) -> None:
+    plain: Any = config_of(tmp_path).model_dump()
+    with pytest.raises(ConfigError, match="a `dict` is not the configuration of a job"):
+        StandaloneRecord.create(plain)
 
 
 def test_it_hides_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +217,7 @@ def test_it_hides_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         (None, "finished", ""),
         (ValueError("camera unplugged"), "failed", "ValueError: camera unplugged"),
+        (ValueError("no file \udcff"), "failed", "ValueError: no file \\udcff"),
         (KeyboardInterrupt(), "interrupted", "interrupted"),
     ],
 )
@@ -217,9 +228,32 @@ def test_its_folder_says_how_the_run_ended(
     record.step_finished(1, {"env/return": 1.0})
     record.close(error)
     record.close(RuntimeError("the first end counts"))
-    state = json.loads((record.folder.path / "run.json").read_text())
-    assert (state["status"], state["reason"], state["step"]) == (status, reason, 1)
+    state = record.folder.refresh()
+    assert (state.status, state.reason, state.step) == (status, reason, 1)
     assert ("finished after step 1" in capsys.readouterr().err) == (status == "finished")
+
+
+class Failing(Runner):
+    def train_step(self, step: int) -> dict[str, float]:
+        raise ValueError("camera unplugged")
+
+    def write_checkpoint(self, folder: Path) -> None: ...
+    def read_checkpoint(self, folder: Path) -> None: ...
+
+
+def test_loop_that_is_shut_down_after_a_failure_has_failed(tmp_path: Path) -> None:
+    def train() -> None:
+        with ExitStack() as ends:
+            ends.callback(loop.shutdown)
+            loop.train()
+
+    loop = Failing(config_of(tmp_path), {})
+    with pytest.raises(ValueError, match="unplugged"):
+        train()
+    state = loop.record.folder.state
+    assert (state.status, state.reason) == ("failed", "ValueError: camera unplugged")
+    with pytest.raises(RunError, match="the run has ended, and records no more metrics"):
+        loop.record.step_finished(1, {"env/return": 1.0})
 
 
 class Group:
@@ -326,6 +360,20 @@ def test_a_run_that_is_killed_leaves_a_trace(tmp_path: Path) -> None:
     TraceWriter(path).close()
     assert (tmp_path / "trace.1.json").exists()
     writer.close()
+
+
+def test_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = TraceWriter(tmp_path / "trace.json")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer._file.fileno())
+    os.close(full)
+    for _ in range(3):
+        writer.add("env:0", Taken([TraceSpan(tracing.TIMER, "t", 0.0, 1.0, 1)] * 1000, 0))
+        writer.collect([Group("env")])
+    writer.close()
+    writer.close()
+    assert caplog.text.count("the trace is incomplete") == 1
+    assert "No space left on device" in caplog.text
 
 
 def test_it_cannot_be_written(tmp_path: Path) -> None:

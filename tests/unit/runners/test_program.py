@@ -220,7 +220,9 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(runners.run_program, "claim_components", claim)
     left: list[int] = []
     monkeypatch.setattr(runners.run_program.claiming, "leave_for_next", lambda cluster: left.append(len(launched)))
-    job = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={})
+    job = load_job(
+        "embodied/pick-laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={}
+    )
     config: Any = job.config
     run_job(job, RunFolder.create(config.runner, "embodied"), output.append, launch)
     names = {"ActorGroup": "actor", config.rollout.group_name: "rollout", config.env.group_name: "env"}
@@ -231,7 +233,9 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     # What is held on other nodes is for the next attempt, and free where there is none.
     assert left == [1]
     launched.clear()
-    once: Any = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "runner.max_restarts=0"], environ={})
+    once: Any = load_job(
+        "embodied/pick-laptop", [f"runner.logger.log_path={tmp_path}", "runner.max_restarts=0"], environ={}
+    )
     with pytest.raises(WorkerGroupError):
         run_job(once, RunFolder.create(once.config.runner, "embodied"), output.append, launch)
     assert left == [1]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
-from rlinf_core.errors import ChannelClosed, ProcessEnd, RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import ChannelClosed, ProcessEnd, RLinfError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process import known_secrets
 from rlinf_core.runners import evidence
@@ -20,7 +20,7 @@ from rlinf_core.runners.events import Event, WorkersRelaunched
 from rlinf_core.runners.evidence import evidence_line, keep_evidence
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery import Restart, Restarts, SnapshotSchedule, Suspects, all_deaths
+from rlinf_core.runners.recovery import Restart, Restarts, SnapshotSchedule, Suspects, all_deaths, reason_of
 from rlinf_core.runners.run_program import Dead, Relaunching
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, MOST_BUNDLES, bundle_folders, read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -321,6 +321,16 @@ def test_error_that_is_raised_on_is_kept_once(tmp_path: Path) -> None:
     error = death()
     assert keep_evidence(tmp_path, error, 1) == keep_evidence(tmp_path, error, 2)
     assert len(bundle_folders(tmp_path)) == 1
+
+
+def test_failure_without_words_is_named_by_its_type() -> None:
+    assert reason_of(RLinfError("")) == "the driver failed: rlinf_core.errors.RLinfError"
+    assert reason_of(ValueError()) == "the driver failed: ValueError"
+
+
+def test_half_of_a_character_does_not_hide_the_evidence(tmp_path: Path) -> None:
+    keep_evidence(tmp_path, ValueError("no file \udcff"), 1)
+    assert read_bundles(tmp_path)[0][0].content.failures[0].text == "no file \\udcff"
 
 
 def test_first_bundles_and_the_newest_stay(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from rlinf_core.config.sections.runner import LoggerConfig, ProfilerConfig, RestartLimit, RunnerConfig
-from rlinf_core.errors import CheckpointError, ConfigError
+from rlinf_core.errors import CheckpointError, ConfigError, RLinfError, RuntimeFailure
 from rlinf_core.runners import events, runner, step_clock
 from rlinf_core.runners.events import Event, ItemFate, ItemFates, item_fates
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
@@ -118,12 +120,55 @@ def full_disk_until(loop: Counting, step: int) -> Callable[[Path], None]:
     return write
 
 
+def test_workers_are_prepared_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, _ = made(tmp_path, Told(), max_steps=1)
+    monkeypatch.setattr(Counting, "start_workers", lambda _: None)
+    with pytest.raises(RuntimeFailure, match="the workers are not prepared"):
+        loop.run()
+
+
 def test_a_step_has_the_times_of_its_phases(tmp_path: Path) -> None:
     loop, folder = made(tmp_path, Told(), max_steps=1)
     loop.init_workers()
     loop.run()
     (line,) = [record for record in read_metrics(folder.metrics_file) if record.step]
     assert {"train/loss", "eval/return", "time/step", "time/actor_training", "time/evaluate"} <= line.metrics.keys()
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5), torch.tensor(0.5), True, 3])
+def test_numbers_of_other_libraries_are_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: Any) -> None:
+    loop, folder = made(tmp_path, output := Told(), max_steps=1)
+    monkeypatch.setattr(loop, "train_step", lambda step: {"a": number})
+    monkeypatch.setattr(loop, "evaluate_policy", lambda step: {"eval/b": number})
+    loop.init_workers()
+    loop.run()
+    assert all(type(value) is float for event in output for value in getattr(event, "metrics", {}).values())
+    (checkpoint,) = folder.checkpoints.complete()
+    assert checkpoint.manifest.metrics["a"] == float(number)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (None, "returned no metrics but None"),
+        ([("a", 1.0)], "returned no metrics but [('a', 1.0)]"),
+        ({"a": 1.0, "b": None}, "returned None as metric 'b', which is not a number"),
+        ({"a": "3"}, "returned '3' as metric 'a', which is not a number"),
+        ({"a": torch.ones(2)}, "returned tensor([1., 1.]) as metric 'a', which is not a number"),
+        ({"a": 1j}, "returned 1j as metric 'a', which is not a number"),
+        ({1: 1.0}, "returned 1.0 as metric 1, which is not a number"),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: Any, message: str
+) -> None:
+    loop, folder = made(tmp_path, Told(), max_steps=1)
+    monkeypatch.setattr(loop, "train_step", lambda step: metrics)
+    loop.init_workers()
+    with pytest.raises(RLinfError) as raised:
+        loop.train()
+    assert f"`Counting.train_step` {message}" in str(raised.value)
+    assert read_metrics(folder.metrics_file) == []
 
 
 class Ahead(Counting):

@@ -219,14 +219,14 @@ class ManagerRun:
     def _look_up(self, first: str, second: str) -> None:
         member = self.members[first]
         if member.alive and first != second:
-            member.lookups[member.ask("lookup", second)] = second
+            member.lookups[member.ask("lookup", second, False)] = second
 
     def _exchange(self, first: str, second: str) -> None:
         """Let one wait for another, which may answer within a second, or wait itself and never."""
         waiting, peer = self.members[first], self.members[second]
         if first == second or not waiting.alive or not peer.alive or waiting.waits_for is not None:
             return
-        waiting.lookups[waiting.ask("lookup", second)] = second
+        waiting.lookups[waiting.ask("lookup", second, False)] = second
         waiting.wait(peer)
         self.world.after(self.world.random.random() * 8, self._answer, peer, waiting)
 

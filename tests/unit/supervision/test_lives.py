@@ -11,6 +11,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import (
+    ChannelError,
     CommunicationTimeoutError,
     DeadlockError,
     InvalidNameError,
@@ -42,6 +43,35 @@ def test_a_lookup_waits_until_the_worker_is_there(job: Job) -> None:
     assert result == [worker.endpoint.info.incarnation]
     assert driver.group_size("actor", 5) == 1
     assert driver.group_life("actor", 5).nodes == ("node 0 (127.0.0.1)",)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_channel_is_no_worker_and_a_worker_no_channel(job: Job, later: bool) -> None:
+    driver, other = job.join("driver"), job.join("other")
+    errors: dict[str, Exception] = {}
+
+    def look_up(name: str, channel: bool) -> None:
+        try:
+            other.lookup(WorkerAddress(name, 0), 10, channel=channel)
+        except RuntimeFailure as error:
+            errors[name] = error
+
+    threads = [threading.Thread(target=look_up, args=args, daemon=True) for args in (("actor", True), ("steps", False))]
+    if later:
+        for thread in threads:
+            thread.start()
+        until(lambda: len(other.operations.publication().operations) == 2)
+    driver.open_group("actor", 1, 5)
+    driver.open_group("steps", 1, 5, channel=True)
+    for thread in threads:
+        if not later:
+            thread.start()
+        thread.join(10)
+    assert isinstance(errors["actor"], ChannelError)
+    assert "`actor` is a worker group, not a channel" in str(errors["actor"])
+    assert isinstance(errors["steps"], PeerNotFoundError)
+    assert "`steps` is a channel, not a worker group" in str(errors["steps"])
+    assert not any(hasattr(error, "__notes__") for error in errors.values()), "where the manager says so is no help"
 
 
 def test_what_cannot_be_found(job: Job) -> None:
@@ -174,6 +204,12 @@ def test_the_picture_of_a_job(job: Job) -> None:
     with_stacks = visitor.snapshot(stacks=True)
     assert snapshot.answers["actor:0"].recent == ""
     assert with_stacks.answers["actor:0"].recent.endswith("recv from actor:1")
+
+
+def test_a_group_may_be_named_like_an_inspector(job: Job) -> None:
+    driver = job.join("driver")
+    job.worker(driver, "inspectors:0")
+    assert set(job.join("inspect-1").snapshot().answers) == {"driver", "inspectors:0"}
 
 
 def test_nothing_is_asked_of_a_manager_that_is_gone(job: Job) -> None:

@@ -6,23 +6,28 @@ import asyncio
 import contextvars
 import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.errors import InvalidNameError
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import InvalidNameError, PayloadError
 from rlinf_core.runners.storage.profile import write_profile
-from rlinf_core.worker import calls
+from rlinf_core.waiting import OperationKind
+from rlinf_core.worker import calls, log
 from rlinf_core.worker import timer as module
 from rlinf_core.worker.calls import CallRecord, add_call, call_records
 from rlinf_core.worker.communication import broadcast_members, source_address
 from rlinf_core.worker.process import run_on_loop
 from rlinf_core.worker.timer import Reduction, recording, reduce_durations, timer
+from rlinf_core.worker.worker import Worker
 from tests.clock import Clock
 
 
@@ -61,6 +66,15 @@ def test_nested_tags_each_have_their_whole_time(clock: Clock) -> None:
     assert Trainer.train.__doc__ == "Train."
 
 
+def test_one_timer_of_nested_blocks(clock: Clock) -> None:
+    step = timer("step")
+    with recording() as durations, step:
+        clock.now += 1
+        with step:
+            clock.now += 2
+    assert durations == {"step": 3 + 2}
+
+
 def test_recursion_through_one_decorated_function(clock: Clock) -> None:
     @timer("down")
     def down(depth: int) -> None:
@@ -87,6 +101,22 @@ def test_coroutine_functions_are_timed_while_they_run(clock: Clock) -> None:
 
     assert asyncio.iscoroutinefunction(load)
     assert asyncio.run(call()) == {"load": 2}
+
+
+def test_objects_that_do_the_work_later_are_not_timed() -> None:
+    def frames() -> Iterator[int]:
+        yield 1
+
+    async def steps() -> AsyncIterator[int]:
+        yield 1
+
+    async def load() -> None: ...
+
+    for function in (frames, steps):
+        with pytest.raises(TypeError, match=f"`.*{function.__name__}` is a generator: time the loop"):
+            timer("work")(function)
+    with pytest.raises(TypeError, match=r"`.*<lambda>` returned a coroutine: put the timer on the `async def`"):
+        _ = timer("work")(lambda: load())()
 
 
 def test_calls_that_overlap_do_not_mix(clock: Clock) -> None:
@@ -190,6 +220,18 @@ def test_a_timer_without_a_tag_has_the_name_of_its_function(clock: Clock) -> Non
     assert durations == {"train": 1, "block": 2}
 
 
+@pytest.mark.parametrize("tag", [len, 3, b"train"])
+def test_a_tag_is_text_and_a_decorator_is_called(tag: Any) -> None:
+    with pytest.raises(TypeError, match=r'the tag of a timer is text, as in `@Worker.timer\("step"\)`, not'):
+        timer(tag)
+
+
+@pytest.mark.parametrize("rows", [-1, 2.0, "3", None, True])
+def test_rows_are_a_number_of_them(rows: Any) -> None:
+    with pytest.raises(ValueError, match=r"`rows` of a timer is .*, expected an integer >= 0"):
+        timer("step", rows)
+
+
 @pytest.fixture
 def _none_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_calls", {})
@@ -257,11 +299,18 @@ def test_the_profile_of_a_component_is_over_its_ranks(tmp_path: Path) -> None:
     assert (answer["component"], answer["rows"], answer["quantiles"]) == ("driver", 20, [])
 
 
+@pytest.mark.parametrize("group", ["..", "../../x", "a/b", ".hidden", "/etc"])
+def test_a_log_stays_in_its_folder_whatever_its_group_is_called(tmp_path: Path, group: str) -> None:
+    context: Any = SimpleNamespace(address=WorkerAddress(group, 0), session=SimpleNamespace(log_names={}))
+    log._open(tmp_path / "logs", context).close()
+    assert [path.relative_to(tmp_path).parts[::2] for path in tmp_path.rglob("*.log")] == [("logs", "rank_0.log")]
+
+
 def test_groups_are_named_whole_or_by_ranks() -> None:
     assert broadcast_members(["w", "env:0", ("x", [1, 2])]) == [("w", None), ("env:0", None), ("x", [1, 2])]
     assert broadcast_members(("a", "b")) == [("a", None), ("b", None)]
     assert broadcast_members([("x", range(2))]) == [("x", range(2))]
-    assert broadcast_members([("x", 1)]) == [("x", (1,))]
+    assert broadcast_members([("x", 1), ("y", np.int64(1))]) == [("x", (1,)), ("y", (1,))]
     assert broadcast_members([]) == []
 
 
@@ -270,6 +319,7 @@ def test_groups_are_named_whole_or_by_ranks() -> None:
     [
         ("worker", r"write `\['worker'\]`"),
         (WorkerAddress("w", 0), r"write `\['w:0'\]`"),
+        ([("w", True)], r"write `\('w', \[True\]\)`"),
         ([("w", 1.5)], r"write `\('w', \[1.5\]\)`"),
         (("w", 1), r'write `\["rollout"\]`'),
         (("w", [0, 1]), r'\[\("rollout", \[0, 1\]\)\]'),
@@ -298,6 +348,27 @@ def test_first_member_is_the_source_where_none_is_given() -> None:
     assert source_address(None, [("env:0", (2, 1))]) == WorkerAddress("env", (0, 2))
     with pytest.raises(InvalidNameError):
         source_address(None, [("w", [])])
+
+
+class Slow(Work[None]):
+    """A send that takes until it is waited for."""
+
+    def wait_until(self, deadline: float, seconds: float | None = None, *, extended: bool = False) -> bool:
+        return self.finish(None)
+
+
+def test_sends_to_many_are_over_when_one_of_them_fails() -> None:
+    class Sender(Worker):
+        def send(self, obj: object, *_: Any, **__: Any) -> Any:
+            if obj is None:
+                raise PayloadError("it does not pickle")
+            works.append(Slow(OperationKind.SEND, "w:0", 10))
+            return works[-1]
+
+    works: list[Slow] = []
+    with pytest.raises(PayloadError, match="it does not pickle"):
+        Sender().send_to({0: "one", 1: "two", 2: None}, "w")
+    assert [work.settled for work in works] == [True, True]
 
 
 @pytest.mark.parametrize("src", ["w:0", "wo", 0, None, ("w",), ("w", 0, 1), 1.5], ids=repr)

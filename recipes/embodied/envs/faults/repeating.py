@@ -1,9 +1,9 @@
-"""Operations of simulators that raise: repeated once on a new simulator, or told with a known remedy.
+"""Operations of simulators that raise: retried once on a new simulator, or reported with a known remedy.
 
-What runs in a simulator that raises is repeated once on a new one. Where that does not come out as before, the machine
-is at fault, and the episode is left out. Where it raises again, from the same seed and the same actions, the code has a
-bug: the episode counts as failed, see `env_errors`. Faults with a known remedy are missing files, and a driver that
-cannot render.
+An operation that raises is retried once on a new simulator, after a replay. If the replay differs, the machine is at
+fault, and the episode is dropped. If the operation raises again, from the same seed and the same actions, the code has
+a bug, and the episode counts as failed; see `env_errors`. Faults with a known remedy are missing files and a failing
+renderer.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from rlinf_core.errors import RuntimeFailure
 from rlinf_core.runners.recovery import position
 
 _LOGGER: Final = logging.getLogger("rlinf")
-# Actions of an episode up to which it is repeated on a new simulator.
+# The most actions of an episode that is replayed on a new simulator.
 MOST_REPEATED: Final = 2000
 RENDERING_HELP: Final = (
     "install a rendering driver, `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`, and set"
     " `env_vars: [{MUJOCO_GL: egl}]`, or osmesa, for the node group"
 )
-# What messages about a file that is missing hold of its name.
+# How messages about a missing file contain its name.
 _FILE: Final = re.compile(r"[^\s'\"]+\.(?:xml|mjcf|urdf|stl|obj|msh|png|bddl|init|pruned_init|npz|hdf5)\b")
-# What MuJoCo, robosuite and PyOpenGL say where they cannot render; of OSMesa only that a function is missing.
+# How MuJoCo, robosuite and PyOpenGL report that they cannot render; OSMesa reports only a missing function.
 _RENDERING: Final = re.compile(r"\b(?:EGL|OpenGL|OSMesa|GLFW|MUJOCO_GL|glGetError|GLContext)\b")
 
 ResultT = TypeVar("ResultT")
 
 
 class SimulatorError(RuntimeFailure):
-    """A simulator raised an exception, and a new one did so too."""
+    """A simulator raised an exception, and so did the new one."""
 
     code = "simulator-raises"
 
 
 class RaisedTwiceError(SimulatorError):
-    """An operation raised on a simulator and on the new one that repeated it; a third one has started over."""
+    """An operation raised on a simulator and on the new one that replaced it; a third one has started over."""
 
 
 class FaultLog:
-    """Warnings about simulators that raised, one with a traceback for each line of code."""
+    """Warnings about simulators that raised, with a traceback once for each line of code."""
 
     def __init__(self) -> None:
         self._places: set[str | None] = set()
@@ -59,7 +59,7 @@ class FaultLog:
         return bool(self._places)
 
     def warn(self, fault: str, error: Exception) -> None:
-        """Log the first fault of a line of code."""
+        """Log a fault, if it is the first at its line of code."""
         place = position(error)
         if place not in self._places:
             self._places.add(place)
@@ -67,7 +67,7 @@ class FaultLog:
 
 
 class RepeatingSimulator(ABC):
-    """A simulator, of one environment or of many, that is replaced where it raises.
+    """A simulator, of one environment or of many, that is replaced when it raises.
 
     Args:
         faults: log of its faults.
@@ -78,27 +78,27 @@ class RepeatingSimulator(ABC):
 
     @abstractmethod
     def _renew(self) -> None:
-        """Replace the simulator by a new one, in which what runs has begun."""
+        """Replace the simulator by a new one, and start the running episodes in it."""
 
     @abstractmethod
     def _replay(self) -> None:
-        """Repeat the actions of what runs, and note what does not come out as before."""
+        """Replay the actions of the running episodes, and note which results differ."""
 
     @abstractmethod
     def _names(self) -> tuple[str, str]:
-        """Return the task, and which environments these are at what moment, for messages."""
+        """Return, for messages, the task, and the environments and the step."""
 
     def _attempt(self, operation: Callable[[], ResultT], doing: str, action: Any = None) -> ResultT:
-        """Perform an operation; if it raises, repeat it on a new simulator that has replayed the steps before.
+        """Perform an operation; if it raises, retry it on a new simulator that has replayed the earlier steps.
 
         Args:
             operation: is called once or twice.
-            doing: what, for messages.
-            action: what was done, for messages.
+            doing: the operation in words, for messages.
+            action: the action, for messages.
 
         Raises:
             RaisedTwiceError: the new simulator raised as well.
-            SimulatorError: there is no new simulator, or it cannot begin.
+            SimulatorError: no new simulator could be made, or it cannot start.
             RLinfError: the fault is one of our own errors, or has a known remedy.
         """
         try:
@@ -109,7 +109,7 @@ class RepeatingSimulator(ABC):
     def _attempt_again(
         self, error: Exception, operation: Callable[[], ResultT], doing: str, action: Any = None
     ) -> ResultT:
-        """Perform an operation that raised on a new simulator; see `_attempt`."""
+        """Retry, on a new simulator, an operation that raised; see `_attempt`."""
         self._raise_known(error)
         self._faults.warn(self._fault(error, doing, action), error)
         self._begin_anew(error)
@@ -126,10 +126,10 @@ class RepeatingSimulator(ABC):
             ) from again
 
     def _begin_anew(self, cause: Exception) -> None:
-        """Replace the simulator, and begin the running episodes in the new one.
+        """Replace the simulator, and start the running episodes in the new one.
 
         Raises:
-            SimulatorError: the new one cannot be made, or cannot begin.
+            SimulatorError: the new simulator cannot be made, or cannot start.
             RLinfError: as `_attempt`.
         """
         try:
@@ -144,7 +144,7 @@ class RepeatingSimulator(ABC):
 
     @staticmethod
     def _raise_known(error: Exception) -> None:
-        """Raise an error of ours as it is, and the error of a fault with a known remedy."""
+        """Raise our own errors unchanged, and faults with a known remedy as their error."""
         if isinstance(error, RLinfError):
             raise error
         known = known_fault(error)
@@ -152,7 +152,7 @@ class RepeatingSimulator(ABC):
             raise known from error
 
     def _fault(self, error: Exception, doing: str, action: Any = None) -> str:
-        """Return what a simulator raised, doing what, and where in its episodes."""
+        """Return a description of what a simulator raised, in which operation and step."""
         task, place = self._names()
         if action is not None:
             shown = np.array2string(np.asarray(action), precision=4, threshold=16)
@@ -162,12 +162,12 @@ class RepeatingSimulator(ABC):
         return f"the simulator of `{task}` raised {raised} ({place}, {doing})"
 
 
-# Starts that are tried in the place of one whose reset raises.
+# The number of further starts that are tried if a reset raises.
 MOST_STARTS: Final = 6
 
 
 def env_error(episode: str, error: SimulatorError, *, began: bool = True) -> EnvError:
-    """Return the record of an error that came twice."""
+    """Return the record of an error that occurred twice."""
     cause = error.__cause__
     return EnvError(episode, " ".join(error.message.split()), (cause and position(cause)) or "", began)
 
@@ -180,7 +180,7 @@ def known_fault(error: BaseException) -> ConfigError | None:
 def _missing_file(error: BaseException) -> ConfigError | None:
     """Return the error of a simulator that lacks one of its files, such as a scene.
 
-    Python names the file, and MuJoCo does within its message.
+    Python's error names the file, and MuJoCo's message contains its name.
     """
     if not isinstance(error, OSError | ValueError):
         return None

@@ -1,11 +1,12 @@
-"""A batch of environments that is replaced where it raises, and whose episodes are then repeated.
+"""A batch of environments that is replaced when it raises, and whose episodes are then replayed.
 
-A batch that raises does not say which environment it was. All running episodes are repeated on a new batch. Where that
-raises as well, its environments are asked one after the other: episodes of those that raise have failed, and the others
-continue. Where that cannot be told, as of a simulator that steps all of them at once, all episodes are left out.
+A batch that raises does not tell which environment is at fault. All running episodes are replayed on a new batch. If
+that raises as well, its environments are stepped one at a time: the episodes of those that raise have failed, and the
+others continue. If they cannot be stepped one at a time, as in a simulator that steps all at once, all episodes are
+dropped.
 """
 
-# It is a part of `VectorEnv`, and calls the methods that its subclasses implement.
+# Part of `VectorEnv`, which calls the methods that its subclasses implement.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from recipes.embodied.envs.checks import check_transition
+from recipes.embodied.envs.checks import check_transition, form_of
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvError,
@@ -42,18 +43,18 @@ from recipes.embodied.envs.running import RunningEpisodes
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
 
-# Actions in a row that raised on two batches each, after which there is no use in a further one.
+# The most consecutive actions that may raise on two batches each; a further replacement would be useless.
 _MOST_IN_A_ROW: Final = 3
-# In `_shown_at`: of the present episode nothing was observed yet.
+# In `_shown_at`: nothing of the current episode has been observed yet.
 _NOTHING: Final = -1
-# In the errors of a batch, by row: nobody can say of which.
+# The row, in the errors of a batch, of an error that cannot be attributed.
 _NOBODYS: Final = -1
-# Between the numbers of an episode and of the one that begins in its place.
+# The distance between the numbers of an episode and of its replacement.
 _APART: Final = 2**32
 
 
 class Batch(Protocol):
-    """The part of a `VectorEnv` that repeating needs."""
+    """The part of a `VectorEnv` that replays need."""
 
     alters_actions: ClassVar[bool]
     settings: EnvSettings
@@ -88,7 +89,7 @@ class Batch(Protocol):
 
 
 class _Step(NamedTuple):
-    """An action of the batch and its outcome; `stepped` bool [B], None: all."""
+    """An action of the batch and its outcome; `stepped` is bool [B], None: all."""
 
     actions: Array
     rewards: FloatArray
@@ -97,7 +98,7 @@ class _Step(NamedTuple):
 
 
 class RepeatingBatch(RepeatingSimulator):
-    """The operations of a batch, with the record that repeats its running episodes.
+    """The operations of a batch, with the record for replaying its running episodes.
 
     Args:
         env: the batch.
@@ -107,20 +108,21 @@ class RepeatingBatch(RepeatingSimulator):
         super().__init__(FaultLog())
         self._env = env
         count = env.num_envs
-        self._checked = False
+        # The form of the last result that was checked.
+        self._form: object = None
         self._past: deque[_Step] = deque()
         self._shown: Observation = {}
         # int64 [B], steps of the running episode after which `_shown` was observed.
         self._shown_at = np.full(count, _NOTHING)
-        # bool [B], running episodes that were repeated and did not come out as before, or could not be repeated; and
-        # those that began in the place of one whose start raises.
+        # bool [B], running episodes whose replay differed or was impossible, and those that replaced an episode whose
+        # start raises.
         self._lost = np.zeros(count, np.bool_)
-        # int64 [B], starts that were passed over for the present episode.
+        # int64 [B], the starts skipped for the current episode.
         self._skips = np.zeros(count, np.int64)
         self._raised_in_a_row = 0
 
     def start(self, rows: IntArray) -> None:
-        """Begin the present episodes of some environments."""
+        """Begin the current episodes of some environments."""
         env = self._env
         self._skips[rows] = 0
         if not env.replaceable:
@@ -129,7 +131,7 @@ class RepeatingBatch(RepeatingSimulator):
         self._shown_at[rows] = _NOTHING
         self._lost[rows] = False
         if len(rows) == env.num_envs:
-            # Beside the longest episode, the rest of the chunk of actions in which it ended.
+            # Besides the longest episode, the rest of the action chunk in which it ended.
             limit = env.max_episode_steps or MOST_REPEATED
             self._past = deque(maxlen=min(2 * limit, MOST_REPEATED))
         for tries in range(1 + MOST_STARTS):
@@ -145,29 +147,29 @@ class RepeatingBatch(RepeatingSimulator):
                     raise
                 for row in broken:
                     self._raised_in(row, error, began=False)
-                # They begin from the next start, so that the batch can go on; their first step fails.
+                # These environments begin from the next start, so that the batch can continue; their first step fails.
                 self._lost[broken] = True
                 self._skips[broken] += 1
             else:
                 return
 
     def _begin(self, rows: IntArray) -> None:
-        """Begin the present episodes of some environments in the present batch."""
+        """Begin the current episodes of some environments in the current batch."""
         env = self._env
         env._start(rows, env._starts.of(rows, env._episodes.episode[rows] + _APART * self._skips[rows]))
 
     def _begin_with_others(self, rows: IntArray) -> None:
-        """Begin the present episodes of some environments in a new batch, which repeats the others."""
+        """Begin the current episodes of some environments in a new batch, which replays the others."""
         self._renew()
         self._replay()
 
     def _broken_starts(self, rows: IntArray) -> list[int]:
-        """Return the rows whose present start raises when they begin alone, in a new batch."""
+        """Return the rows whose current start raises when they begin alone in a new batch."""
         self._env._rebuild()
         return [row for row in rows.tolist() if self._raises(lambda row=row: self._begin(np.array([row])))]
 
     def _raises(self, operation: Callable[[], object]) -> bool:
-        """Perform an operation; return whether it raises, but for our own errors and those with a remedy."""
+        """Return whether an operation raises; raise our own errors and those with a known remedy."""
         try:
             operation()
         except Exception as error:  # noqa: BLE001 - whatever a simulator raises
@@ -176,7 +178,7 @@ class RepeatingBatch(RepeatingSimulator):
         return False
 
     def _raised_in(self, row: int, error: SimulatorError, *, began: bool = True) -> None:
-        """Note the error of an episode, by the seed of its start; of a batch, by that of its first environment."""
+        """Note the error of an episode, or of the whole batch, under the start of the episode or first environment."""
         env = self._env
         at = np.array([max(row, 0)])
         (seed,) = env._starts.of(at, env._episodes.episode[at]).seeds()
@@ -186,21 +188,21 @@ class RepeatingBatch(RepeatingSimulator):
         """Execute one action [B, A] in the environments of `rows` (None: all).
 
         Returns:
-            The result; episodes that are left out are truncated, and are among its `failures`.
+            The result; dropped episodes are truncated, and are among its `failures`.
 
         Raises:
-            EnvContractError: the first result is not one value for each environment.
+            EnvContractError: the result does not have one value for each environment.
             SimulatorError: new batches raised three times in a row.
         """
         env = self._env
         if not env.replaceable:
-            return self._held(env._advance(actions, rows))
+            return self._held(self._moved(actions, rows))
         stepped = np.ones(env.num_envs, np.bool_)
         if rows is not None:
             stepped[:] = False
             stepped[rows] = True
         try:
-            moved = self._held(self._attempt(lambda: env._advance(actions, rows), "the actions", actions))
+            moved = self._held(self._attempt(lambda: self._moved(actions, rows), "the actions", actions))
         except RaisedTwiceError as error:
             moved = self._without_broken(actions, stepped, error)
         else:
@@ -213,26 +215,30 @@ class RepeatingBatch(RepeatingSimulator):
         self._lost &= ~stepped
         return _without(moved, failures)
 
+    def _moved(self, actions: Array, rows: IntArray | None) -> Transition:
+        """Return the result of `_advance`, which may modify its actions: the others are recorded and repeated."""
+        return self._env._advance(actions.copy(), rows)
+
     def _without_broken(self, actions: Array, stepped: BoolArray, error: RaisedTwiceError) -> Transition:
         """Return the result of an action that raised twice, in the environments that do not raise alone.
 
-        The episodes of the others are lost, and noted as failed; all of them are left out where that cannot be told.
+        The episodes of the others are noted as failed; all episodes are dropped if the fault cannot be attributed.
 
         Raises:
-            SimulatorError: that could not be told of three actions in a row.
+            SimulatorError: the fault could not be attributed for three actions in a row.
         """
         env, rows = self._env, np.flatnonzero(stepped)
         nothing = Transition(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.bool_))
         try:
             self._replay()
             broken = [
-                row for row in rows.tolist() if self._raises(lambda row=row: env._advance(actions, np.array([row])))
+                row for row in rows.tolist() if self._raises(lambda row=row: self._moved(actions, np.array([row])))
             ]
             self._begin_anew(error)
             if broken and (len(broken) < len(rows) or len(rows) == 1):
                 self._replay()
                 others = np.setdiff1d(rows, broken)
-                moved = self._held(env._advance(actions, others)) if len(others) else nothing
+                moved = self._held(self._moved(actions, others)) if len(others) else nothing
                 for row in broken:
                     self._raised_in(row, error)
                 self._lost[broken] = True
@@ -263,7 +269,7 @@ class RepeatingBatch(RepeatingSimulator):
         return seen
 
     def take_lost(self) -> BoolArray | None:
-        """Return the running episodes that are to be left out, bool [B], once; None: there are none."""
+        """Return, once, the running episodes to drop, bool [B]; None if there are none."""
         if not self._lost.any():
             return None
         lost, self._lost = self._lost, np.zeros_like(self._lost)
@@ -271,15 +277,16 @@ class RepeatingBatch(RepeatingSimulator):
 
     @property
     def _under_way(self) -> BoolArray:
-        """bool [B], episodes that have made a step, and have not ended before this chunk of actions."""
+        """bool [B], episodes that have made a step, and had not ended before this action chunk."""
         episodes = self._env._episodes
         return ~episodes.resting & (episodes.steps > 0)
 
     def _held(self, moved: Transition) -> Transition:
-        if not self._checked:
+        form = form_of(moved)
+        if form != self._form:
             env = self._env
             check_transition(env.num_envs, moved, env.action_size if env.alters_actions else None)
-            self._checked = True
+            self._form = form
         return moved
 
     def _renew(self) -> None:
@@ -289,9 +296,9 @@ class RepeatingBatch(RepeatingSimulator):
         env._observe()
 
     def _replay(self) -> None:
-        """Repeat the last actions so that every episode is in its present state at the end.
+        """Replay the last actions so that every episode ends in its current state.
 
-        Episodes of fewer steps begin later: an environment that waits may be stepped with the others.
+        Episodes with fewer steps begin later: a waiting environment may be stepped with the others.
         """
         env = self._env
         steps = env._episodes.steps
@@ -300,7 +307,7 @@ class RepeatingBatch(RepeatingSimulator):
         for tick, step in enumerate(self._past):
             if step.stepped is not None:
                 active[tick] = step.stepped
-        # The actions of the present episodes: as many of the last ones as they have made.
+        # The actions of the current episodes: as many of the last ones as the episodes have steps.
         active &= np.cumsum(active[::-1], axis=0)[::-1] <= steps
         same = active.sum(axis=0) == steps
         begins = np.where(steps > 0, active.argmax(axis=0), length) if length else np.zeros_like(steps)
@@ -316,12 +323,12 @@ class RepeatingBatch(RepeatingSimulator):
         self._lost |= ~same & self._under_way
 
     def _again(self, step: _Step, active: BoolArray) -> BoolArray:
-        """Repeat an action in some environments; return where it came out as before, or was not repeated."""
-        moved = self._env._advance(step.actions, None if active.all() else np.flatnonzero(active))
+        """Replay an action in some environments; return where the result is as before, or nothing was replayed."""
+        moved = self._moved(step.actions, None if active.all() else np.flatnonzero(active))
         return ~active | ((moved.rewards == step.rewards) & (moved.terminations == step.terminations))
 
     def _as_shown(self) -> BoolArray:
-        """Return which environments observe now what was observed last, bool [B]."""
+        """Return which environments observe the same as last time, bool [B]."""
         return (observation_digest(self._env._observe()) == observation_digest(self._shown)).all(axis=1)
 
     def _names(self) -> tuple[str, str]:
@@ -333,7 +340,7 @@ class RepeatingBatch(RepeatingSimulator):
 
 
 def _without(moved: Transition, failures: BoolArray) -> Transition:
-    """Return a transition in which episodes that are left out are truncated, without reward or success."""
+    """Return a transition in which dropped episodes are truncated, without reward or success."""
     return replace(
         moved,
         rewards=np.where(failures, np.float32(0), moved.rewards),

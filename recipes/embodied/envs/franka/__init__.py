@@ -1,1 +1,1 @@
-"""Simulated Franka arms of this project: kinematic, with contacts in MuJoCo, seen by cameras."""
+"""Simulated Franka arms of this project: kinematic, with contacts in MuJoCo, or observed by cameras."""

@@ -1,8 +1,8 @@
-"""A kinematic Franka arm that reaches for a point or picks a block up: no forces, no contacts, numpy alone.
+"""A kinematic Franka arm that reaches for a point or picks up a block: no forces, no contacts, numpy only.
 
-Joints move as commanded, within their limits; the hand cannot go below the table. The block is grasped by
-proximity: it follows the hand once the gripper closes within 3 cm of it, pointing down, and falls back to the table
-when the gripper opens. That is enough to learn from, and fast; `franka_mujoco` is the arm with physics.
+Joints move as commanded, within their limits; the hand cannot go below the table. The block is grasped by proximity: it
+follows the hand once the gripper closes within 3 cm of it, pointing down, and falls back to the table when the gripper
+opens. That suffices to learn from, and is fast; `franka_mujoco` is the arm with physics.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from recipes.training.arrays import Array
 
 TASKS = ("pick", "reach")
 INSTRUCTIONS = {"pick": "pick up the block", "reach": REACH_INSTRUCTION}
-# Where blocks lie: x forward, y left, z up, in metres.
+# The region of blocks: x forward, y left, z up, in meters.
 BLOCK_LOW, BLOCK_HIGH = np.array([0.35, -0.2, 0.02]), np.array([0.6, 0.2, 0.02])
 GRASP_RADIUS = 0.03
-GRASP_UPRIGHT = 0.9  # smallest cosine between hand and straight down, within 26 degrees
+GRASP_UPRIGHT = 0.9  # smallest cosine between hand and straight down: within 26 degrees
 LIFT_HEIGHT = 0.15
 
 
 class FrankaKinEnv(VectorEnv):
     """Tasks `pick` (default) and `reach`.
 
-    Actions, at 20 Hz: 7 joint velocities, -1 to 1 of half the published limits; `pick` has an eighth number for the
-    gripper, which closes above 0.5, opens below -0.5 and else stays. Observations `states`: joints, hand, target, the
-    way from hand to target; for `pick` also where the hand points, whether the gripper is closed and whether it holds
-    the block; all about the size of 1. Rewards are differences of a potential (nearer to the target, and for `pick`
-    pointing down, grasped, lifted), and 1 for success, which ends the episode. Success: the hand within 5 cm of the
-    point; the block held 15 cm above the table.
+    Actions, at 20 Hz: 7 joint velocities, as fractions -1 to 1 of half the published limits; `pick` has an eighth
+    number for the gripper, which closes above 0.5, opens below -0.5 and else stays. Observations `states`: joints,
+    hand, target, the vector from hand to target; for `pick` also the hand's direction, whether the gripper is closed
+    and whether it holds the block; all of magnitude about 1. Rewards are differences of a potential (close to the
+    target, and for `pick` pointing down, grasped, lifted), and 1 for success, which ends the episode. Success: the hand
+    within 5 cm of the point; the block held 15 cm above the table.
     """
 
     control_hz = 1 / CONTROL_SECONDS
@@ -130,7 +130,7 @@ class FrankaKinEnv(VectorEnv):
 
     def _grip(self, command: Array) -> None:
         closes, opens = command > GRIPPER_THRESHOLD, command < -GRIPPER_THRESHOLD
-        # Fingers that are closed already cannot take the block between them.
+        # Fingers that are already closed cannot grasp the block.
         near = (distance(self._target, self._hand) < GRASP_RADIUS) & (self._axis[2] < -GRASP_UPRIGHT)
         grasps = closes & ~self._closed & near
         self._closed = (self._closed | closes) & ~opens
@@ -140,7 +140,7 @@ class FrankaKinEnv(VectorEnv):
         self._target[2] = np.where(self._held, self._target[2], BLOCK_LOW[2])
 
     def _lift(self) -> NDArray[np.float64]:
-        """Return how high the block is held, as a share of what success needs."""
+        """Return the height of the held block as a share of the height for success."""
         return np.clip((self._target[2] - BLOCK_LOW[2]) / LIFT_HEIGHT, 0, 1)
 
     def _potential_now(self) -> NDArray[np.float64]:

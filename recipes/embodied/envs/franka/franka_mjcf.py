@@ -1,9 +1,8 @@
 """The Franka arm as a MuJoCo model (MJCF) of primitive shapes, built from the same table as our kinematics.
 
-Lengths, joint limits and torque limits are Franka's. Masses and shapes are round numbers of the right size, not
-identified ones: capsules around the links, the hand as a box with its fingers, which are closed unless there is a block
-to grasp. Gravity is compensated, as the real arm's controller does, and each joint follows its commanded velocity
-within its torque.
+Lengths, joint limits and torque limits are Franka's. Masses and shapes are round estimates, not identified: capsules
+around the links, and a box for the hand with its fingers, which are closed unless there is a block to grasp. Gravity is
+compensated, as the real arm's controller does, and each joint follows its commanded velocity within its torque.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Literal, NamedTuple, TypeAlias
 from recipes.embodied.robots.franka_kinematics import FINGERTIPS, FLANGE, JOINT_MAX, JOINT_MIN, LINKS
 
 TIMESTEP = 0.01  # seconds of one step of physics
-TORQUE_MAX = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # newton metres, as Franka publishes them
-# Newton metre seconds per radian: how hard a joint is held to its velocity.
+TORQUE_MAX = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # newton meters, as Franka publishes them
+# Newton meter seconds per radian: the gain that holds a joint to its velocity.
 VELOCITY_GAIN = (150.0, 150.0, 100.0, 100.0, 20.0, 20.0, 10.0)
 PUCK_RADIUS, PUCK_HALF_HEIGHT, PUCK_MASS = 0.04, 0.02, 0.3
 BLOCK_HALF, BLOCK_MASS = 0.02, 0.1
-# How far a finger slides from closed to open, in metres: the opening of the Franka Hand is twice as wide.
+# The travel of a finger from closed to open, in meters: the Franka Hand opens twice as wide.
 FINGER_TRAVEL = 0.04
 # A body on the table.
 Body: TypeAlias = Literal["puck", "block"]
@@ -31,7 +30,7 @@ _FREE = 'contype="0" conaffinity="0"'
 
 
 class _Shape(NamedTuple):
-    """The stand-in for a link: a capsule between two points of its frame, in metres, and its mass in kilograms."""
+    """The stand-in for a link: a capsule between two points of its frame, in meters, and its mass in kilograms."""
 
     begin: tuple[float, float, float]
     end: tuple[float, float, float]
@@ -40,7 +39,7 @@ class _Shape(NamedTuple):
     touches: bool
 
 
-# The first two links stay near the base, which stands on the table: they touch nothing.
+# The first two links stay near the base on the table, and collide with nothing.
 _SHAPES = (
     _Shape((0, 0, -0.19), (0, 0, 0), 0.06, 3.0, False),
     _Shape((0, 0, 0), (0, -0.15, 0), 0.06, 3.0, False),
@@ -50,21 +49,21 @@ _SHAPES = (
     _Shape((0, 0, 0), (0.06, 0, 0), 0.045, 1.5, True),
     _Shape((0, 0, 0.02), (0, 0, FLANGE - 0.03), 0.04, 0.7, True),
 )
-# The hand, in the frame of the last link. Its fingers end at the tool centre point.
+# The hand, in the frame of the last link. The fingers end at the tool center point.
 _PALM_HALF, _FINGER_HALF = (0.03, 0.09, 0.03), (0.01, 0.005, 0.02)
 # Contacts of fingers and block: friction that holds the block against sliding and turning, and a stiff, inelastic
 # surface, so that the fingers sink less than a millimetre or two into the block.
 _GRIP = 'friction="1.5 0.05 0.0001" condim="4" solref="0.02 1" solimp="0.97 0.995 0.001"'
-# Newtons by metre, newton seconds by metre, and newtons: how a finger is held to its place.
+# The servo of a finger: newtons per meter, newton seconds per meter, and newtons.
 _FINGER_STIFFNESS, _FINGER_DAMPING, _FINGER_FORCE = 400.0, 60.0, 10.0
 
 
 def mjcf(body: Body | None = None) -> str:
-    """Return the arm on a table, with a puck to push or a block to grasp. The table's top is the height 0.
+    """Return the arm on a table, with a puck to push or a block to grasp. The table's top is at height 0.
 
-    Joints are named `joint1` to `joint7`, then, with a block, `finger1` and `finger2`; the tool centre point is the
-    site `tip`, the body has the name of its kind. The sensors `touch1` and `touch2` of the fingers measure the force
-    on their inner sides, in newtons.
+    Joints are named `joint1` to `joint7`, then, with a block, `finger1` and `finger2`; the tool center point is the
+    site `tip`, the body is named after its kind. The sensors `touch1` and `touch2` of the fingers measure the force on
+    their inner sides, in newtons.
     """
     grasps = body == "block"
     # An elliptic cone and a high ratio of frictional to normal impedance keep a grasped block from creeping.
@@ -97,7 +96,7 @@ def _arm(*, slides: bool) -> str:
 
 
 def _hand(*, slides: bool) -> str:
-    """Return the parts of the last link: the hand of the real arm is mounted an eighth of a turn about its axis."""
+    """Return the parts of the last link; as on the real arm, the hand is rotated by an eighth of a turn."""
     tip = FLANGE + FINGERTIPS
     eighth = _row(math.cos(-math.pi / 8), 0, 0, math.sin(-math.pi / 8))
     across, along, high = _FINGER_HALF
@@ -116,7 +115,7 @@ def _hand(*, slides: bool) -> str:
 
 def _finger(number: int, side: int, turn: str, tip: float) -> str:
     across, along, high = _FINGER_HALF
-    # Touch is felt within 3 mm of the surface that faces the other finger.
+    # Contact is sensed within 3 mm of the surface that faces the other finger.
     return (
         f'<body name="finger{number}" pos="0 0 {tip - high}" quat="{turn}" gravcomp="1">'
         f'<joint name="finger{number}" type="slide" axis="0 {side} 0" range="0 {FINGER_TRAVEL}" armature="0.5"/>'

@@ -1,11 +1,10 @@
 """The Franka arm with physics and contacts, in MuJoCo: it reaches, pushes a puck, picks up a block or carries it away.
 
-The simulator's state of all environments is one array, and MuJoCo's `rollout` carries it forward for one action in a
-single call. So a start is a row written, a resting environment a row left out, and what happens to one environment
-never depends on its neighbours.
+The simulator state of all environments is one array, which MuJoCo's `rollout` advances by one action in a single call.
+A start writes a row, a resting environment's row is left out, and environments never affect each other.
 """
 
-# MuJoCo is an optional package, whose binary modules have no types.
+# MuJoCo is an optional package, whose binary modules are untyped.
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -40,19 +39,19 @@ from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand
 from recipes.training.arrays import Array
 
 SUBSTEPS = round(CONTROL_SECONDS / TIMESTEP)
-# Newtons above which a finger counts as pressing.
+# The force above which a finger counts as pressing, in newtons.
 TOUCH_FORCE = 0.5
 
 
 class FrankaMujocoEnv(VectorEnv):
     """Tasks `reach` (default), `push`, `pick` and `place`.
 
-    Actions, at 20 Hz: 7 joint velocities, -1 to 1 of half the published limits; `pick` and `place` have an eighth
-    number for the gripper, which closes above 0.5, opens below -0.5 and else stays. Observations `states`: those of
-    `franka_kin` for `reach`; the other tasks have the puck or block as target of the hand, and then what `Task.write`
-    adds. Rewards are differences of a potential, `Task.potential`, and 1 for success, which ends the episode. Success:
-    the hand within 5 cm of the point; the puck within 4 cm of the mark; the block held 8 cm above the table; the block
-    held within 4 cm of the point. A block is held when both fingers press against it.
+    Actions, at 20 Hz: 7 joint velocities, as fractions -1 to 1 of half the published limits; `pick` and `place` have an
+    eighth number for the gripper, which closes above 0.5, opens below -0.5 and else stays. Observations `states`: those
+    of `franka_kin` for `reach`; in the other tasks the target of the hand is the puck or block, and the states of
+    `Task.write` follow. Rewards are differences of a potential, `Task.potential`, and 1 for success, which ends the
+    episode. Success: the hand within 5 cm of the point; the puck within 4 cm of the mark; the block held 8 cm above the
+    table; the block held within 4 cm of the point. A block is held when both fingers press against it.
     """
 
     control_hz = 1 / CONTROL_SECONDS
@@ -69,7 +68,7 @@ class FrankaMujocoEnv(VectorEnv):
         self._rest = np.zeros(mujoco.mj_stateSize(model, kind))
         mujoco.mj_getState(model, self._scratch, self._rest, kind)
         self._state = np.tile(self._rest, (self.num_envs, 1))
-        # Places in that state: the time, then positions, then velocities.
+        # Offsets in that state: the time, then positions, then velocities.
         self._grasps = model.nsensor == 2
         first, self._fingers = 8, slice(8, 10)
         if self._grasps:
@@ -107,7 +106,7 @@ class FrankaMujocoEnv(VectorEnv):
         moves = np.clip(actions[chosen].T, -1, 1)
         commands = moves[:7] * ACTION_VELOCITY
         joints = self._scene.joints[:, chosen]
-        # As the arm's own controller: no joint is driven beyond its range.
+        # Like the arm's own controller, drive no joint beyond its range.
         room = ACTION_VELOCITY / ACTION_STEP
         commands = np.clip(commands, (JOINT_MIN[:, None] - joints) * room, (JOINT_MAX[:, None] - joints) * room)
         if self._grasps:
@@ -126,7 +125,7 @@ class FrankaMujocoEnv(VectorEnv):
         return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
 
     def _look(self, rows: IntArray | slice, sensed: NDArray[np.float64]) -> None:
-        """Read the scene out of the simulator's state; `sensed` [n, 2] are the forces on the fingers of `rows`."""
+        """Read the scene from the simulator's state; `sensed` [n, 2] are the forces on the fingers of `rows`."""
         scene, state = self._scene, self._state.T
         scene.joints = state[1:8]
         scene.hand, scene.axis = hand_pose(scene.joints)

@@ -1,8 +1,8 @@
-"""Tasks of the Franka arm in MuJoCo: where episodes start, what counts as progress and success, and a scripted expert.
+"""Tasks of the Franka arm in MuJoCo: starts of episodes, progress and success, and a scripted expert.
 
-A task sees the scene of all environments as arrays [.., B] and keeps the targets of their episodes. Physics is the
-environment's own, `franka_mujoco`. Experts lead the hand to a point by damped least squares on the kinematics, and have
-no memory: they can be asked in the states that a policy gets into, too.
+A task sees the scene of all environments as arrays [.., B] and keeps the targets of their episodes. The environment,
+`franka_mujoco`, does the physics. Experts lead the hand to a point by damped least squares on the kinematics, and have
+no memory, so that they also work in states that a policy has reached.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ Floats: TypeAlias = NDArray[np.float64]
 # The hand pointing down at x = 0.40 m, z = 0.10 m, where pushing and picking begin.
 LOW_HOME = np.array([0.0, 0.0654, 0.0, -2.7266, 0.0, 2.7921, np.pi / 4])
 LOW_NOISE = 0.03
-# Where pucks lie, and how far from there in which direction (radians from straight ahead) the mark is; in metres.
+# The region of pucks, and the distance and direction (radians from straight ahead) of the mark from there; in meters.
 PUCK_LOW, PUCK_HIGH = np.array([0.45, -0.12]), np.array([0.52, 0.12])
 MARK_NEAR, MARK_FAR, MARK_ANGLE = 0.1, 0.18, np.pi / 3
 PUSH_RADIUS = 0.04
-BEHIND = PUCK_RADIUS + 0.02  # from the puck's middle to where the hand pushes best
-# Where blocks lie, where they are to be brought, how high they are lifted and how near is near enough; in metres.
+BEHIND = PUCK_RADIUS + 0.02  # from the puck's center to the best place of the hand for pushing
+# The region of blocks, the region of goals, the height to lift and the tolerance; in meters.
 BLOCK_LOW, BLOCK_HIGH = np.array([0.42, -0.12]), np.array([0.52, 0.12])
 GOAL_LOW, GOAL_HIGH = np.array([0.4, -0.15, 0.12]), np.array([0.55, 0.15, 0.3])
 LIFT_HEIGHT = 0.08
 PLACE_RADIUS = 0.04
-# Of the fingers, in metres: what opening a block can be held with, and how near to the tool centre point it is then.
+# The range of finger openings that hold a block, and the distance of a held block from the tool center point; in
+# meters.
 HELD_OPENING = (1.6 * BLOCK_HALF, 2.9 * BLOCK_HALF)
 HELD_RADIUS = 0.04
-# Of the expert, in metres: how high a block is before it is carried, and how far it moves in a step.
+# For the expert: the height of a block before it is carried, and the distance of a step; in meters.
 CARRY_HEIGHT, CARRY_STEP = 0.04, 0.015
-FAR = 0.4  # metres from the point beyond which all places of a block count alike
-GRASP_WIDTH = 0.03  # metres from the block at which a grasp comes near enough to count
+FAR = 0.4  # distance from the point, in meters, beyond which the potential is flat
+GRASP_WIDTH = 0.03  # distance from the block, in meters, at which a grasp counts
 
-# Added to the squares, so that motions stay small where the arm is stretched.
+# Added to the squares, so that motions stay small near singularities.
 DAMPING: Final = 1e-3
-# How much the hand's direction counts, in metres by a unit of it.
+# The weight of the hand's direction, in meters per unit.
 DIRECTION_WEIGHT: Final = 0.3
 _NUDGE: Final = 1e-5
 _DOWN: Final = np.array([0.0, 0.0, -1.0])[:, None]
@@ -71,7 +72,7 @@ class Scene:
         joints: [7, B], in radians.
         hand: [3, B], the tool centre point, in metres.
         axis: [3, B], the direction in which the hand points.
-        body: [3, B], middle of the puck or block, in metres.
+        body: [3, B], center of the puck or block, in meters.
         velocity: [3, B], of the puck or block, in metres a second.
         opening: [B], between the fingers, in metres.
         touched: bool [B], both fingers press against something.
@@ -99,7 +100,7 @@ class Task(ABC):
     """A task of `count` environments, B.
 
     Attributes:
-        target: [3, B], what the hand or the body is to be brought to, in metres.
+        target: [3, B], the goal of the hand or the body, in meters.
     """
 
     instruction: ClassVar[str]
@@ -117,7 +118,7 @@ class Task(ABC):
 
     @abstractmethod
     def place(self, rows: IntArray, draws: Floats) -> Floats:
-        """Set the targets of new episodes; return where the bodies lie, [3, n].
+        """Set the targets of new episodes; return the places of the bodies, [3, n].
 
         Args:
             rows: the environments, n of them.
@@ -132,7 +133,7 @@ class Task(ABC):
 
     @abstractmethod
     def potential(self, scene: Scene) -> Floats:
-        """Return [B], what rewards are differences of."""
+        """Return the potential [B] whose differences are the rewards."""
 
     @abstractmethod
     def successes(self, scene: Scene) -> BoolArray:
@@ -143,7 +144,7 @@ class Task(ABC):
         """Return actions [A, B] of a script without memory that solves the task."""
 
     def aim(self, scene: Scene) -> Floats:
-        """Return [3, B], what the hand goes to first: the body where there is one."""
+        """Return [3, B], the first goal of the hand: the body if there is one."""
         return scene.body
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
@@ -196,19 +197,19 @@ class PushTask(Task):
         return np.vstack((puck, height))
 
     def way(self, scene: Scene) -> tuple[Floats, Floats]:
-        """Return the way from the puck to the mark, [2, B] in metres, and its length [B]."""
+        """Return the vector from the puck to the mark, [2, B] in meters, and its length [B]."""
         way = self.target[:2] - scene.body[:2]
         return way, np.sqrt(np.einsum("db,db->b", way, way))
 
     def behind(self, scene: Scene) -> Floats:
-        """Return [3, B], the places of the hand from which it pushes the puck toward the mark."""
+        """Return [3, B], the places from which the hand pushes the puck toward the mark."""
         way, length = self.way(scene)
         behind = scene.body.copy()
         behind[:2] -= BEHIND * way / np.maximum(length, 1e-6)
         return behind
 
     def potential(self, scene: Scene) -> Floats:
-        """See `Task`: the puck nearer to the mark, the hand nearer to where it pushes and pointing down."""
+        """See `Task`: the puck close to the mark, the hand close to its pushing place and pointing down."""
         tilt = 1 + scene.axis[2]
         return -8 * self.way(scene)[1] - 2 * distance(self.behind(scene), scene.hand) - tilt
 
@@ -229,7 +230,7 @@ class PushTask(Task):
         return move_toward(scene.joints, point)
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
-        """See `Task`: where the hand points, the mark, the way to it, the puck's velocity."""
+        """See `Task`: the hand's direction, the mark, the vector to it, the puck's velocity."""
         columns[:3] = scene.axis
         columns[3:5] = scaled_position(self.target)[:2]
         columns[5:7] = self.way(scene)[0] / 0.1
@@ -249,7 +250,7 @@ class PickTask(Task):
         return np.vstack((between(BLOCK_LOW, BLOCK_HIGH, draws[:2]), np.full((1, len(rows)), BLOCK_HALF)))
 
     def turn(self, places: Floats) -> Floats:
-        """See `Task`: a block shows the arm one of its sides, so that fingers close on two others."""
+        """See `Task`: one side of a block faces the arm, so that the fingers close on two others."""
         half = np.arctan2(places[1], places[0]) / 2
         return np.stack((np.cos(half), 0 * half, 0 * half, np.sin(half)))
 
@@ -273,10 +274,10 @@ class PickTask(Task):
         """Return actions [8, B] that grasp the block and, once it is held, bring the hand to `goal` [3, B]."""
         above = distance(scene.body[:2], scene.hand[:2])
         point = scene.body.copy()
-        # Down in a narrowing cone, so that no finger lands on the block.
+        # Approach in a narrowing cone, so that no finger lands on the block.
         point[2] += np.clip(3 * (above - 0.006), -0.01, 0.08)
         around = distance(scene.body, scene.hand) < 0.016
-        # Off the table slowly, straight up, so that the fingers have closed before the block is carried.
+        # Lift slowly and straight up, so that the fingers have closed before the block is carried.
         low = scene.body[2] < CARRY_HEIGHT
         way = np.where(low, np.array([0.0, 0.0, 1.0])[:, None], goal - scene.hand)
         way *= np.minimum(1, np.where(low, CARRY_STEP / 2, CARRY_STEP) / np.maximum(np.linalg.norm(way, axis=0), 1e-6))
@@ -284,7 +285,7 @@ class PickTask(Task):
         return np.vstack((moves, gripper_move(around | scene.held)))
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
-        """See `Task`: where the hand points, whether the fingers close and hold the block, how open they are."""
+        """See `Task`: the hand's direction, whether the fingers close and hold the block, and their opening."""
         columns[:3] = scene.axis
         columns[3] = scene.closed
         columns[4] = scene.held
@@ -303,7 +304,7 @@ class PlaceTask(PickTask):
         return super().place(rows, draws)
 
     def potential(self, scene: Scene) -> Floats:
-        """See `Task`: as `PickTask`, plus a reward for a held block that is nearer to the point."""
+        """See `Task`: as `PickTask`, plus the closeness of a held block to the point."""
         near = np.clip(FAR - distance(self.target, scene.body), 0, None)
         return super().potential(scene) + 8 * scene.held * near
 
@@ -314,7 +315,7 @@ class PlaceTask(PickTask):
         return self.carry(scene, self.target + scene.hand - scene.body)
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
-        """See `Task`: as `PickTask`, then the point and the way there from the block."""
+        """See `Task`: as `PickTask`, then the point and the vector to it from the block."""
         super().write(columns, scene)
         columns[6:9] = scaled_position(self.target)
         columns[9:12] = (self.target - scene.body) / 0.1
@@ -335,7 +336,7 @@ def move_toward(joints: Array, points: Array) -> NDArray[np.float64]:
 
 
 def step_toward(joints: Array, points: Array) -> NDArray[np.float64]:
-    """Return joints [7, B] whose hands are nearer to points [3, B], or there, and point down: one step of damped least
+    """Return joints [7, B] that bring the hands closer to points [3, B], pointing down: one step of damped least
     squares.
     """
     pose = np.concatenate(hand_pose(joints))
@@ -352,5 +353,5 @@ def step_toward(joints: Array, points: Array) -> NDArray[np.float64]:
 
 
 def gripper_move(closes: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return [B], the number of an action that closes the gripper, or opens it."""
+    """Return [B], the value of an action that closes the gripper, or opens it."""
     return np.where(closes, 1.0, -1.0)

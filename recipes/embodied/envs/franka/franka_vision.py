@@ -1,8 +1,7 @@
-"""A kinematic Franka arm seen from above, with an instruction that names which of several coloured points to touch.
+"""A kinematic Franka arm seen from above, with an instruction that names which of several colored points to touch.
 
-A picture of a few thousand numbers and a sentence, drawn and written in numpy: small enough to train a
-vision-language-action policy on a laptop. Where the points are is in the picture alone, which one counts in the
-sentence alone.
+An image of a few thousand numbers and a sentence, both made with numpy: small enough to train a vision-language-action
+policy on a laptop. Only the image shows where the points are, and only the sentence tells which one counts.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from rlinf_core.algorithms.options import checked_options
 TASKS: Final = ("touch",)
 COLORS: Final = {"red": (230, 40, 40), "blue": (50, 80, 230), "green": (40, 180, 60), "yellow": (230, 210, 40)}
 INSTRUCTION: Final = "touch the {color} point"
-# Where points lie, in metres, and how far from each other at least.
+# The region of points, and their least distance from each other, in meters.
 POINT_LOW, POINT_HIGH, APART = np.array([0.35, -0.2]), np.array([0.6, 0.2]), 0.12
 POINT_HEIGHT: Final = 0.3
-HAND_STEP: Final = 0.04  # metres by which an action of 1 moves the hand
-# Rewards of a metre: those of a step then weigh about as much as success, which would else hide which way was better.
+HAND_STEP: Final = 0.04  # motion of the hand by an action of 1, in meters
+# Reward per meter: step rewards then weigh about as much as success, which would otherwise hide the direction.
 METRE_REWARD: Final = 10.0
-# What the camera sees of the plane of the points: x upward, y to the left, in metres.
+# The camera's view of the plane of the points: x upward, y to the left, in meters.
 SEEN_LOW, SEEN_HIGH = np.array([0.25, -0.3]), np.array([0.7, 0.3])
 POINT_RADIUS, HAND_RADIUS, ARM_WIDTH = 0.035, 0.022, 0.015
 _TABLE, _ARM, _HAND = (200, 195, 185), (110, 110, 120), (20, 20, 20)
@@ -49,13 +48,13 @@ _ATTEMPTS: Final = 8
 
 
 class FrankaVisionEnv(VectorEnv):
-    """The task `touch`: bring the hand within 5 cm of the point of the colour that the instruction names.
+    """The task `touch`: bring the hand within 5 cm of the point whose color the instruction names.
 
-    Actions, at 20 Hz: the way of the hand along x, y and z, -1 to 1 of 4 cm; joints follow, the hand pointing down.
+    Actions, at 20 Hz: the motion of the hand along x, y and z, -1 to 1 for 4 cm; the hand stays pointing down.
     Observations: `images.main` uint8 [H, W, 3] from above, `states` (joints and hand) and `instructions`. Rewards are
-    differences of the distance to that point, 10 a metre, and 1 for success, which ends the episode.
+    differences of the distance to that point, 10 per meter, and 1 for success, which ends the episode.
 
-    Options: `image_size`, 32 pixels by default; `points`, how many there are, 2 by default, at most 4.
+    Options: `image_size`, 32 pixels by default; `points`, their number, 2 by default, at most 4.
     """
 
     control_hz = 1 / CONTROL_SECONDS
@@ -72,7 +71,7 @@ class FrankaVisionEnv(VectorEnv):
         self._joints = np.zeros((7, count))
         self._hand = np.zeros((3, count))
         self._axis = np.zeros((3, count))
-        # [P, 3, B], and which of them counts.
+        # The places [P, 3, B], and the index of the point that counts.
         self._places = np.zeros((self._points, 3, count))
         self._named = np.zeros(count, np.int64)
         self._potential = np.zeros(count)
@@ -86,7 +85,7 @@ class FrankaVisionEnv(VectorEnv):
 
     @property
     def _target(self) -> NDArray[np.float64]:
-        """[3, B], in metres."""
+        """[3, B], in meters."""
         return self._places[self._named, :, np.arange(self.num_envs)].T
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
@@ -132,7 +131,7 @@ class FrankaVisionEnv(VectorEnv):
         return {"states": states, "images.main": self._picture(), "instructions": self._texts[self._named]}
 
     def _picture(self) -> NDArray[np.uint8]:
-        """Return what the camera sees, uint8 [B, H, W, 3]; edges are smooth, so that it shows parts of a pixel."""
+        """Return the camera's image, uint8 [B, H, W, 3]; edges are antialiased, so that it shows subpixel positions."""
         size = self._size
         steps = (np.arange(size, dtype=np.float32) + 0.5) / size
         # Rows go from far to near, columns from left to right.
@@ -145,7 +144,7 @@ class FrankaVisionEnv(VectorEnv):
         length = np.hypot(hand_x, hand_y)
         across = np.abs(x * (hand_y / length) - y * (hand_x / length))
         beyond = x * (hand_x / length) + y * (hand_y / length) - length
-        # How far a pixel is from an outline, in metres: inside of it below 0. What comes first covers what follows.
+        # The signed distance of a pixel from an outline, in meters, negative inside. Earlier shapes cover later ones.
         outlines = [
             (_distance(x - hand_x, y - hand_y) - HAND_RADIUS, _HAND),
             (np.maximum(across - ARM_WIDTH, beyond), _ARM),
@@ -163,7 +162,7 @@ class FrankaVisionEnv(VectorEnv):
 
 
 def _potential(target: Array, hand: Array) -> NDArray[np.float64]:
-    """Return [B], what rewards are differences of."""
+    """Return the potential [B] whose differences are the rewards."""
     return -METRE_REWARD * distance(target, hand)
 
 
@@ -176,13 +175,13 @@ def _distance(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.floa
 
 
 def _apart(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return places [P, 2, n] of points that lie apart, the first of several attempts [T, P, 2, n] that do."""
+    """Return places [P, 2, n] of points: the first of several attempts [T, P, 2, n] whose points lie apart."""
     attempts = POINT_LOW[:, None] + (POINT_HIGH - POINT_LOW)[:, None] * draws
     nearest = np.full((len(attempts), attempts.shape[-1]), np.inf)
     for first in range(attempts.shape[1]):
         for second in range(first):
             nearest = np.minimum(nearest, np.linalg.norm(attempts[:, first] - attempts[:, second], axis=1))
     good = nearest > APART
-    # The best of them where none is good.
+    # If none is good, the attempt with the largest distance.
     chosen = np.asarray(np.where(good.any(axis=0), good.argmax(axis=0), nearest.argmax(axis=0)), np.int64)
     return attempts[chosen, :, :, np.arange(attempts.shape[-1])].transpose(1, 2, 0)

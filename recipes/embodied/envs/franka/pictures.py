@@ -1,11 +1,11 @@
-"""Pictures of a Franka arm that stands as its joints do, and of what lies around it: drawn, or rendered as by a camera.
+"""Images of a Franka arm in its current pose, and of the objects around it: drawn, or rendered as by a camera.
 
-Drawings need numpy alone. They have two views side by side: from the side (forward to the right, up) and from above
-(forward up, left to the left). Rendered views show a simulated arm as a camera would, and a real one as far as its
+Drawings need only numpy. They have two views side by side: from the side (forward to the right, up) and from above
+(forward up, left to the left). Rendered views show a simulated arm as a camera would, and a real arm as far as its
 joints are known.
 """
 
-# MuJoCo is an optional package, whose binary modules have no types.
+# MuJoCo is an optional package, whose binary modules are untyped.
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 
@@ -27,20 +27,20 @@ from recipes.embodied.envs.franka.franka_mjcf import mjcf
 from recipes.embodied.robots.franka_kinematics import FLANGE, arm_points
 from recipes.training.arrays import Array
 
-# Height, and width of each of the two views, in pixels.
+# The height, and the width of each of the two views, in pixels.
 SIZE: Final = 128
-# The square that each view shows: its left and lower edges and its length, in metres.
+# The square that each view shows: its left and lower edges and its size, in meters.
 _SIDE_LEFT, _SIDE_LOW, _ABOVE_LEFT, _ABOVE_LOW, _LENGTH = -0.2, -0.08, -0.5, -0.15, 1.0
 _PER_METRE: Final = SIZE / _LENGTH
 Color: TypeAlias = tuple[int, int, int]
 _COLORS: Final[dict[str, Color]] = {"red": (215, 50, 45), "green": (40, 165, 70)}
 _BACKGROUND, _TABLE, _ARM, _JOINT, _HAND = (238, 238, 234), (200, 195, 185), (120, 125, 135), (70, 75, 85), (40, 40, 45)
 _OPEN, _CLOSED = (150, 150, 150), (235, 150, 20)
-# Radii of the arm's links, of its joints, of its hand and of the mark of closed fingers, in metres.
+# Radii of the arm's links, its joints, its hand and the mark of closed fingers, in meters.
 _ARM_RADIUS, _JOINT_RADIUS, _HAND_RADIUS, _TIP_RADIUS = 0.028, 0.016, 0.016, 0.013
-POINT_RADIUS: Final = 0.015  # metres, as it is drawn
-_BALL_RADIUS: Final = 0.03  # as it is rendered
-# Where the camera of a view is and what it looks at, in metres as seen from the arm's base.
+POINT_RADIUS: Final = 0.015  # meters, when drawn
+_BALL_RADIUS: Final = 0.03  # meters, when rendered
+# The position of a view's camera and the point that it looks at, in meters from the arm's base.
 _EYES: Final[dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]]] = {
     "front": ((1.5, 0.0, 0.75), (0.35, 0.0, 0.3)),
     "side": ((0.4, -1.35, 0.6), (0.35, 0.0, 0.3)),
@@ -60,10 +60,10 @@ _POINT: Final = (0.1, 0.72, 0.25, 1.0)
 
 
 class Spot(NamedTuple):
-    """A thing drawn as a disc.
+    """An object that is drawn as a disc.
 
     Attributes:
-        place: [3, n], in metres from the arm's base.
+        place: [3, n], in meters from the arm's base.
         radius: the radius in metres.
         color: the color of the disc.
     """
@@ -78,8 +78,8 @@ def draw_arm(joints: Array, spots: Sequence[Spot], closed: NDArray[np.bool_]) ->
 
     Args:
         joints: [7, n], in radians.
-        spots: what lies around.
-        closed: bool [n], the fingers are closed: their tip is orange then.
+        spots: the objects around the arm.
+        closed: bool [n], whether the fingers are closed, which is shown by an orange tip.
     """
     points = arm_points(joints)
     pictures = np.empty((joints.shape[1], SIZE, 2 * SIZE, 3), np.uint8)
@@ -91,7 +91,7 @@ def draw_arm(joints: Array, spots: Sequence[Spot], closed: NDArray[np.bool_]) ->
                 canvas.fill_below(-_SIDE_LOW, _TABLE)
             *links, tip = [_seen(point, view) for point in arm]
             _paint_links(canvas, links, tip)
-            # What is held is seen around the tip of the fingers.
+            # A held object is drawn around the tip of the fingers.
             for spot in spots:
                 place = _seen(spot.place[:, row], view)
                 canvas.bar(place, place, spot.radius, _COLORS[spot.color])
@@ -101,13 +101,12 @@ def draw_arm(joints: Array, spots: Sequence[Spot], closed: NDArray[np.bool_]) ->
 
 
 def _seen(place: Array, view: int) -> tuple[float, float]:
-    """Return how far right of the left edge and how far above the lower edge a place [3] is, in metres."""
+    """Return the distances of a place [3] from the left and the lower edge of a view, in meters."""
     x, y, z = place.tolist()
     return (-y - _ABOVE_LEFT, x - _ABOVE_LOW) if view else (x - _SIDE_LEFT, z - _SIDE_LOW)
 
 
 def _paint_links(canvas: _Canvas, points: Sequence[tuple[float, float]], tip: tuple[float, float]) -> None:
-    """Paint the arm between its points, and its hand up to the tip."""
     for begin, stop in pairwise(points):
         canvas.bar(begin, stop, _ARM_RADIUS, _ARM)
     for place in points:
@@ -116,7 +115,7 @@ def _paint_links(canvas: _Canvas, points: Sequence[tuple[float, float]], tip: tu
 
 
 class _Canvas:
-    """A square picture of metres.
+    """A square image with coordinates in meters.
 
     Attributes:
         pixels: float32 [SIZE, SIZE, 3], the upper row first.
@@ -126,11 +125,11 @@ class _Canvas:
         self.pixels = np.full((SIZE, SIZE, 3), color, np.float32)
 
     def fill_below(self, height: float, color: Color) -> None:
-        """Paint everything up to a height above the lower edge, in metres."""
+        """Paint everything up to a height above the lower edge, in meters."""
         self.pixels[SIZE - round(height * _PER_METRE) :] = color
 
     def bar(self, begin: tuple[float, float], end: tuple[float, float], radius: float, color: Color) -> None:
-        """Paint a line with round ends whose edge is smooth; without a length it is a disc."""
+        """Paint an antialiased line with round ends; of length 0 it is a disc."""
         (x, y), (to_x, to_y) = begin, end
         margin = radius + 1 / _PER_METRE
         left, right = _pixels(min(x, to_x) - margin, max(x, to_x) + margin)
@@ -148,7 +147,7 @@ class _Canvas:
 
 
 def _pixels(low: float, high: float) -> tuple[int, int]:
-    """Return the first pixel of a stretch in metres, and the one after its last, within the picture."""
+    """Return the first pixel of an interval in meters, and the pixel after its last, within the image."""
     return max(0, int(low * _PER_METRE)), min(SIZE, int(high * _PER_METRE) + 1)
 
 
@@ -162,14 +161,14 @@ class SceneCamera(CameraDriver):
         self._shown: ArmScene | None = None
         self._image: NDArray[np.uint8] | None = None
         options, self._renderer = setup.options, None
-        # A context of OpenGL belongs to one thread, and who looks may be in any.
+        # An OpenGL context belongs to one thread, but any thread may call `read`.
         self._thread = ThreadPoolExecutor(1, f"rlinf-camera-{setup.name}")
         if options.view != "drawing":
             making = self._thread.submit(_SceneRenderer, options.view, options.width, options.height)
             self._renderer = making.result(_RENDER_SECONDS)
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `CameraDriver`: the scene as it was measured last."""
+        """See `CameraDriver`: the scene as last measured."""
         if self.setup.scene is None:
             return None
         scene = self.setup.scene()
@@ -193,13 +192,13 @@ def drawn(scene: ArmScene) -> NDArray[np.uint8]:
 
 
 class _SceneRenderer:
-    """The arm on a table in MuJoCo, looked at from one place. It belongs to the thread that made it."""
+    """The arm on a table in MuJoCo, seen from one camera. It belongs to the thread that made it."""
 
     def __init__(self, view: str, width: int, height: int) -> None:
         import mujoco
 
         self._mujoco: Any = mujoco
-        # The library chooses between these when it is imported, which may be long ago.
+        # The library chooses between these at its import, which may have been long ago.
         library = os.environ.get("MUJOCO_GL", "egl")
         try:
             self._gl: Any = import_module(f"mujoco.{library}").GLContext(width, height)
@@ -221,10 +220,10 @@ class _SceneRenderer:
         self._pixels = np.empty((height, width, 3), np.uint8)
 
     def render(self, scene: ArmScene) -> NDArray[np.uint8]:
-        """Return what the camera sees, uint8 [H, W, 3]."""
+        """Return the camera's image, uint8 [H, W, 3]."""
         mujoco, model, data = self._mujoco, self._model, self._data
         data.qpos[:7] = scene.joints
-        data.mocap_pos[0] = (0, 0, -1) if scene.target is None else scene.target  # below the table: not seen
+        data.mocap_pos[0] = (0, 0, -1) if scene.target is None else scene.target  # below the table, where it is hidden
         mujoco.mj_forward(model, data)
         self._gl.make_current()
         shown = mujoco.mjtCatBit.mjCAT_ALL
@@ -241,7 +240,7 @@ class _SceneRenderer:
 
 
 def _painted(mujoco: Any, view: str, width: int, height: int) -> Any:
-    """Return the model of the arm with colours, light, a camera, and a ball for the point to reach."""
+    """Return the model of the arm with colors, light, a camera, and a ball for the point to reach."""
     spec = mujoco.MjSpec.from_string(mjcf())
     spec.visual.quality.offsamples = 4
     spec.visual.headlight.ambient, spec.visual.headlight.diffuse = (0.35,) * 3, (0.35,) * 3
@@ -259,14 +258,14 @@ def _painted(mujoco: Any, view: str, width: int, height: int) -> Any:
             if is_box
             else _ARM_PAINT
         )
-    # Without shadows: they would take twice the time of all else.
+    # Shadows would take twice the time of everything else.
     spec.worldbody.add_light(
         pos=(0.8, -0.8, 2.0), dir=(-0.3, 0.4, -1.0), castshadow=False, diffuse=(0.5,) * 3, specular=(0.0,) * 3
     )
     ball = spec.worldbody.add_body(name="point", mocap=True)
     ball.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(_BALL_RADIUS, 0, 0), rgba=_POINT, contype=0, conaffinity=0)
     if view == "wrist":
-        # Beside the hand, along the way of the fingers; mounted an eighth of a turn about the axis, as the hand is.
+        # Beside the hand, along the motion of the fingers; rotated by an eighth of a turn, as the hand is.
         eighth = math.pi / 4
         outward = np.array([math.cos(eighth), -math.sin(eighth), 0.0])
         spec.body("link7").add_camera(
@@ -280,7 +279,7 @@ def _painted(mujoco: Any, view: str, width: int, height: int) -> Any:
 
 
 def _axes(up: Any, backward: Any, view: str | None) -> list[float]:
-    """Return the directions to the right and up of a picture, for a camera whose back is `backward`."""
+    """Return the right and up directions of an image, for a camera whose back points to `backward`."""
     back = np.asarray(backward, np.float64) / np.linalg.norm(backward)
     upward = np.array((1.0, 0.0, 0.0)) if view == "above" else np.asarray(up, np.float64)
     right = np.cross(upward, back)

@@ -1,1 +1,1 @@
-"""Simulators in processes of their own, one or several environments each."""
+"""Simulators in separate processes, each with one or several environments."""

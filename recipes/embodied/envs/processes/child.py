@@ -2,8 +2,8 @@
 
     python -m recipes.embodied.envs.processes.child NUMBER COMMANDS ANSWERS LIFELINE MEMORY
 
-The four last are descriptors that it inherits: pipes for commands and answers, a socket that ends it with its worker,
-and the shared memory. It needs what the simulator needs, and numpy.
+The last four are inherited descriptors: pipes for commands and answers, a socket that ends this process with its
+worker, and the shared memory. The process imports numpy and what the simulator needs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CHOICE = "MUJOCO_EGL_DEVICE_ID"
 def render_on_own_accelerator() -> None:
     """Make MuJoCo render with EGL on the accelerator of this process's worker.
 
-    By itself it takes the first one of the node: EGL knows nothing of the variable that hides the others. The driver
-    lists accelerators by EGL in the order in which they are counted, and other devices after them. Nothing is chosen
-    where the worker has none or several, where the accelerators do not render, or where the file chooses itself.
+    By default it takes the first accelerator of the node, because EGL ignores the variable that hides the others. EGL
+    lists accelerators in the order of their numbers, followed by other devices. Nothing is chosen if the worker has no
+    accelerator or several, if accelerators do not render, or if the job file chooses.
     """
     own = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if os.environ.get("MUJOCO_GL") != "egl" or _CHOICE in os.environ or not own.isdecimal():
@@ -60,20 +60,20 @@ def egl_devices() -> int:
     return count.value if query(0, None, ctypes.byref(count)) else 0
 
 
-# The answer to most steps: one object, which is encoded once.
+# The answer to most steps; a constant object, so that it is encoded only once.
 _NOTHING_NEW: Final[Mapping[str, Any]] = {"done": {}}
 
 
 def end_with(lifeline: int) -> None:
-    """Have the kernel kill this process when the other end of a socket is closed, whatever this one is doing then.
+    """Have the kernel kill this process when the other end of a socket is closed, whatever it is doing.
 
-    A thread that waits for that would not run while a simulator hangs and holds the interpreter's lock.
+    A waiting thread would not run while a hanging simulator holds the interpreter's lock.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
     try:
-        gone = os.read(lifeline, 1) == b""  # its worker ended before this was set up
+        gone = os.read(lifeline, 1) == b""  # its worker ended before the signal was set up
     except BlockingIOError:
         gone = False
     if gone:
@@ -81,7 +81,7 @@ def end_with(lifeline: int) -> None:
 
 
 class SimulatorProcess:
-    """The simulations of this process, and the memory in which they are stepped.
+    """The simulations of this process, and the shared memory of their actions and results.
 
     Args:
         number: the number of this process among those of its worker.
@@ -92,7 +92,7 @@ class SimulatorProcess:
         self._memory = memory
         self._pulse = Pulse(mmap.mmap(memory, HEAD_BYTES), number)
         self._batch: SimulationBatch | None = None
-        # Instructions as the worker knows them.
+        # The instructions that the worker already has, by row.
         self._texts: dict[int, str] = {}
 
     def answer(self, command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class SimulatorProcess:
         return _NOTHING_NEW if result == {} else {"done": result}
 
     def _make(self, request: list[Any], first: int) -> dict[str, Any]:
-        """Make the simulations; `first` is the first one's row in the arrays."""
+        """Make the simulations; `first` is the row of the first one in the arrays."""
         self._first = self._pulse.first_row = first
         self._batch = SimulationBatch(BatchRequest(*request), self._pulse.beat)
         return {**self._batch.facts._asdict(), "spec": asdict(self._batch.facts.spec)}
@@ -122,12 +122,12 @@ class SimulatorProcess:
         return self._observe()
 
     def _step(self, steps: list[int], ends: bool, observed: bool) -> dict[int, str]:
-        """Carry out so many actions of each environment, fewer where its episode ends, and look at them if asked to."""
+        """Execute `steps` actions of each environment, fewer if its episode ends, and observe if `observed`."""
         self.batch.step_chunk(self._actions, steps, self._outcomes, ends=ends)
         return self._observe() if observed else {}
 
     def _observe(self) -> dict[int, str]:
-        """Write the observations that have changed; return the texts among them that have, by row."""
+        """Write the observations that have changed; return the changed texts by row."""
         texts: dict[int, str] = {}
         batch = self.batch
         for number in batch.refresh():
@@ -139,7 +139,7 @@ class SimulatorProcess:
         return texts
 
     def _expert(self) -> bool:
-        """Write the actions of the experts in the place of those that are carried out; return whether there are any."""
+        """Write the actions of the experts into the array of actions; return whether there are experts."""
         actions = self.batch.expert()
         if actions is not None:
             self._actions[0] = actions
@@ -147,7 +147,7 @@ class SimulatorProcess:
 
     @property
     def batch(self) -> SimulationBatch:
-        """The simulations, once they are made."""
+        """The simulations; they must have been made."""
         if self._batch is None:
             raise RuntimeError("used before `make`")
         return self._batch
@@ -164,7 +164,7 @@ def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -
     faulthandler.enable()
     stacks.register()
     render_on_own_accelerator()
-    # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
+    # Ctrl-C in a terminal reaches every process; this one ends when its worker tells it to.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = JsonPipe(commands, answers)
     process = SimulatorProcess(number, memory)

@@ -1,8 +1,8 @@
 """The link between an env worker and a simulator process: commands and answers as lines of JSON over a private pair of
 pipes, and memory that both share, with actions, results and observations.
 
-A step of fast simulators takes less time than JSON does. Most messages are equal to the one before, so each end keeps
-the last one of either direction, as text and as an object: do not change an object that was sent or received.
+A step of a fast simulator takes less time than JSON does. Since most messages equal the previous one, each end caches
+the last message of either direction, as text and as an object: never modify a sent or received object.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.simulator import Outcomes
 from recipes.training.arrays import Array
 
-# Messages are short; those that are not come in several pieces.
+# Messages are short; longer ones come in several pieces.
 _PIECE_BYTES: Final = 1 << 12
-# The head of the memory has room for so many processes; arrays follow it.
+# The head of the memory holds the pulses of all processes; arrays follow.
 HEAD_BYTES: Final = 4096
 _PULSE_WORDS: Final = 3
 MAX_PROCESSES: Final = HEAD_BYTES // (_PULSE_WORDS * 8)
 _ALIGNED: Final = 64
-# What a process does, by its number in the pulse.
+# The operations of a process; its pulse holds their index.
 OPERATIONS: Final = ("starting", "making", "resetting", "stepping", "observing", "waiting")
 _NUMBERS: Final = {operation: number for number, operation in enumerate(OPERATIONS)}
 
@@ -38,8 +38,8 @@ class JsonPipe:
 
     Args:
         reading: descriptor of the pipe that messages come from.
-        writing: descriptor of the other one. Pipes cost a step less than sockets do.
-        seconds: how long `receive` waits for a message; None: until there is one.
+        writing: descriptor of the other pipe. Pipes are faster than sockets.
+        seconds: the time limit of `receive`; None: no limit.
     """
 
     def __init__(self, reading: int, writing: int, seconds: float | None = None) -> None:
@@ -92,7 +92,7 @@ class Pulse:
 
     Args:
         memory: the memory of the worker.
-        process: its number.
+        process: the number of the process.
 
     Attributes:
         first_row: the first row of the environments of the process, in the batch.
@@ -100,7 +100,7 @@ class Pulse:
 
     def __init__(self, memory: mmap.mmap, process: int) -> None:
         first = process * _PULSE_WORDS
-        # No array: it is written before every operation, and assignment to an array costs more.
+        # No array: this is written before every operation, and assignment to an array costs more.
         self._words = memoryview(memory)[: HEAD_BYTES // 8 * 8].cast("q")[first : first + _PULSE_WORDS]
         self.first_row = 0
 
@@ -118,17 +118,16 @@ class Pulse:
 
 
 def _table(spec: EnvSpec, count: int, chunk: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return shape and type of every array, by name; observations keep their place when chunks grow."""
-    action = np.float32 if spec.num_choices is None else np.int64
+    """Return shape and type of every array, by name; observations keep their offsets when chunks grow."""
     table: dict[str, tuple[tuple[int, ...], Any]] = {
         f"seen {name}": ((count, *shape), np.dtype(kind))
         for name, (shape, kind) in spec.observations.items()
-        if name != INSTRUCTIONS  # texts come with the answers
+        if name != INSTRUCTIONS  # answers carry the texts
     }
     return table | {
         "rewards": ((chunk, count), np.float32),
         "flags": ((chunk, 5, count), np.bool_),
-        "actions": ((chunk, count, spec.action_size), action),
+        "actions": ((chunk, count, spec.action_size), np.dtype(spec.action_dtype)),
     }
 
 
@@ -149,11 +148,11 @@ class SharedArrays:
         memory: a segment of `memory_bytes`.
         spec: the spec of the environments.
         count: the number of them, B.
-        chunk: actions of each that there is room for, C.
+        chunk: the capacity in actions per environment, C.
 
     Attributes:
         actions: [C, B, A].
-        outcomes: results of each action, where they are written.
+        outcomes: the results of each action, as writable views.
         observations: the observations by name, without texts.
     """
 
@@ -171,7 +170,7 @@ class SharedArrays:
         }
 
     def outcomes_of(self, rows: slice) -> list[Outcomes]:
-        """Return the results of some environments for each action, where they are written."""
+        """Return the results of some environments for each action, as writable views."""
         return [
             Outcomes(rewards[rows], *flags[:, rows]) for rewards, flags in zip(self._rewards, self._flags, strict=True)
         ]

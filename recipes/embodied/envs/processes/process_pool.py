@@ -1,7 +1,8 @@
-"""Simulators in separate processes, with the interface of those in this one, `SimulationBatch`.
+"""Simulators in separate processes, with the interface of `SimulationBatch`.
 
-An env worker starts them, hands them environments, and shares memory with them. They end with it. A process that dies
-or gives no sign of life is the death of its worker: the error says which process, which environment, and how it ended.
+An env worker starts them, distributes environments over them, and shares memory with them. They end with it. A process
+that dies or hangs is treated as the death of its worker: the error names the process, the environment, and how it
+ended.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _LAST_LINES: Final = 30
 # Time limit of a process to exit when told to, and the interval of liveness checks.
 _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.5
-# How long the interpreter may take to start, at least: it imports before it can give a sign of life.
+# The least time for the interpreter to start: its imports come before its first sign of life.
 _START_SECONDS: Final = 60.0
 # Name of a command to a process, and its arguments.
 _Command: TypeAlias = tuple[str, Mapping[str, Any]]
-# What is done in an episode: a process that dies of it may do so again.
+# Operations within an episode: a process that dies in one may die in it again.
 _OF_EPISODES: Final = frozenset({"resetting", "stepping", "observing"})
 _OBSERVE: Final[_Command] = ("observe", {})
 _EXPERT: Final[_Command] = ("expert", {})
@@ -57,17 +58,19 @@ _EXPERT: Final[_Command] = ("expert", {})
 
 @lru_cache(maxsize=64)
 def _step(steps: tuple[int, ...], ends: bool, observed: bool) -> _Command | None:
-    """Return the command to execute actions: most equal the previous one, whose object is reused. None: to rest."""
+    """Return the command to execute actions, or None to rest. Most commands equal the previous one, whose object is
+    reused.
+    """
     return ("step", {"steps": steps, "ends": ends, "observed": observed}) if any(steps) else None
 
 
 class SimulatorDiedError(WorkerDiedError):
     """A simulator process exited, or did not respond and was killed.
 
-    To a run that is the death of the worker: another one takes its place, up to `runner.max_restarts` times.
+    A run treats it as the death of the worker, which is replaced up to `runner.max_restarts` times.
 
     Attributes:
-        row: the environment that it was at, in the batch; None where it was at none.
+        row: the row of the environment that it was stepping; None if it was stepping none.
         episode: the episode there, if one was under way.
     """
 
@@ -83,13 +86,13 @@ class SimulatorProcesses:
     """The simulations of a batch, distributed over processes.
 
     Args:
-        request: what they are.
+        request: the description of the batch.
         processes: the number of processes.
-        seconds: how long one operation of one environment may take.
+        seconds: time limit of one operation of one environment.
         owner: the worker, as in `EnvGroup:0`, for errors.
 
     Raises:
-        ConfigError: the simulator or the task cannot be had, or an option is wrong.
+        ConfigError: the simulator or the task is not available, or an option is wrong.
         SimulatorDiedError: a process died while it made its simulations.
     """
 
@@ -124,7 +127,7 @@ class SimulatorProcesses:
         self._texts = np.array([""] * count)
         # Processes whose environments have changed since the last observation.
         self._unseen = set(range(len(self._children)))
-        # Results of actions executed before `step` requests them.
+        # Results of actions that were executed before `step` asks for them.
         self._ahead: deque[Outcomes] = deque()
         self._make_room(1)
 
@@ -198,7 +201,7 @@ class SimulatorProcesses:
         return self._arrays.actions[0].copy() if all(available) else None
 
     def pictures(self, rows: Sequence[int]) -> None:
-        """Return nothing: simulators in separate processes are recorded only through cameras."""
+        """Return None: simulators in separate processes are recorded only through cameras."""
 
     def close(self) -> None:
         """End all processes. May be called twice."""
@@ -237,8 +240,8 @@ class SimulatorProcesses:
 def _code_folders() -> list[str]:
     """Return the source folders of code that is not installed.
 
-    Installed packages a simulator process finds by its interpreter. A worker's path has more of them at its end: those
-    of the interpreter of the driver, which may hold another version of what the simulator needs.
+    A simulator process finds installed packages through its interpreter. A worker's path ends with the packages of the
+    driver's interpreter, which may have other versions of the simulator's dependencies.
     """
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return [
@@ -254,11 +257,11 @@ class _Child:
     Args:
         number: its number among the `count` processes of its worker.
         count: the number of them.
-        rows: its environments, in the batch.
+        rows: the rows of its environments in the batch.
         memory: descriptor of the shared memory.
-        seconds: how long one operation of one environment may take.
+        seconds: time limit of one operation of one environment.
         owner: the worker.
-        task: what it simulates, for errors.
+        task: the simulated task, for errors.
 
     Attributes:
         errors: the errors of episodes that it has reported, by row.
@@ -303,9 +306,9 @@ class _Child:
         """Return the answer to the last command.
 
         Raises:
-            ConfigError: the process says that something given to it is wrong.
-            SimulatorError: the simulator raised an exception, and a new one did so too.
-            SimulatorDiedError: the process is gone, or gave no sign of life in time.
+            ConfigError: the process rejects its settings.
+            SimulatorError: the simulator raised an exception, and so did the new one.
+            SimulatorDiedError: the process has exited, or gave no sign of life in time.
         """
         pulse, since = None, 0.0
         while (answer := self._answer()) is None:
@@ -342,7 +345,6 @@ class _Child:
         return answer["done"]
 
     def _death(self) -> SimulatorDiedError:
-        """Return the error for a process that is gone."""
         try:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -358,7 +360,7 @@ class _Child:
     def _silence(self) -> SimulatorDiedError:
         """Kill an unresponsive process, and return the error about it."""
         place = self._place
-        # Has the interpreter print where it is, even while it is in code of the simulator's.
+        # SIGABRT makes the interpreter print its stack, even while it runs the simulator's native code.
         self._process.send_signal(signal.SIGABRT)
         try:
             self._process.wait(_END_SECONDS)
@@ -383,7 +385,6 @@ class _Child:
         return "; its last words:\n" + "\n".join(f"    {line}" for line in self._said) if self._said else ""
 
     def _read(self) -> None:
-        """Forward the output of the process, and keep the last lines."""
         output = self._process.stdout
         assert output is not None
         for line in output:

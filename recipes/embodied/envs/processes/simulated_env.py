@@ -19,19 +19,19 @@ from rlinf_core.errors import RuntimeFailure
 
 
 class SimulatedEnv(VectorEnv):
-    """Environments each of which is a `Simulation`.
+    """A batch of environments, each of which is a `Simulation`.
 
-    Groups of environments get the tasks of a set in turn. The n-th episode of a group after a reset begins at the seed
-    of its start, and at the position in the task's list of fixed starts that comes next: the groups of a task share
-    that list out among themselves, so that no start is repeated before all had their turn.
+    Groups of environments get the tasks of a set in turn. The n-th episode of a group after a reset begins with the
+    seed of its start, or with the next fixed start of the task: the groups of a task divide the list of fixed starts
+    among themselves, so that no start repeats before all have been used.
 
-    Simulators have no call for their state that serves all of them. A resumed run therefore repeats the actions of each
-    running episode from its start; `load` checks by the observations whether that led to the same state.
+    Simulators have no common call for their state. A resumed run therefore replays the actions of each running episode
+    from its start; `load` checks by the observations whether the state is the same.
 
     Attributes:
         simulation: the class of simulations, as `package.module:Class`.
-        processes: simulator processes where the settings do not say; 0: the worker's own process.
-        default_task: where the settings name none.
+        processes: the default number of simulator processes; 0: the worker's own process.
+        default_task: the task if the settings name none.
     """
 
     simulation: ClassVar[str]
@@ -52,8 +52,9 @@ class SimulatedEnv(VectorEnv):
         self.default_max_episode_steps, self.control_hz = facts.max_episode_steps, facts.control_hz
         self.mapping, self.start_faults = facts.mapping, facts.start_faults
         self._groups = np.array(groups)
-        self._knows_success = False
-        # Of each running episode: its start, and the actions since.
+        # Whether a simulator has ever reported success or failure.
+        self._reports_success = False
+        # The start of each running episode, and its actions so far.
         self._begun = np.zeros((settings.num_envs, 2), np.int64)
         self._actions: list[list[Array]] = [[] for _ in range(settings.num_envs)]
 
@@ -71,11 +72,6 @@ class SimulatedEnv(VectorEnv):
     def replaceable(self) -> bool:
         """See `VectorEnv`: not the batch, but each simulation of it."""
         return False
-
-    @property
-    def knows_success(self) -> bool:
-        """Whether a simulation has ever reported success or failure."""
-        return self._knows_success
 
     def first_starts(self) -> list[dict[str, int]]:
         """See `VectorEnv`; `number` counts modulo the length of the task's list."""
@@ -97,7 +93,7 @@ class SimulatedEnv(VectorEnv):
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         tasks = self._simulators.facts.num_tasks
-        # Groups of the whole job that share a task, and the position of this one among them.
+        # The number of groups in the whole job that share a task, and the position of this group among them.
         sharing = max(1, (self.settings.total_envs or self.num_envs) // self.settings.group_size // tasks)
         rounds = self._reset + self._episodes.episode[rows]
         self._begun[rows, 0] = starts.seeds()
@@ -112,17 +108,17 @@ class SimulatedEnv(VectorEnv):
             raise self._with_episode(error) from None
 
     def _allowed(self, start: Start) -> Start:
-        """Return a start, or the next one that is not quarantined."""
+        """Return the start, or the next one that is not quarantined."""
         while start.name in self.settings.set_aside:
             start = Start((start.seed + 1) % 2**31, start.number + 1)
         return start
 
     def _with_episode(self, error: SimulatorDiedError, ahead: Array | None = None) -> SimulatorDiedError:
-        """Return the death of a simulator process with the episode that it was at.
+        """Return the death of a simulator process, with its current episode.
 
         Args:
             error: the death.
-            ahead: actions under way [B, C, A].
+            ahead: the current action chunk, [B, C, A].
         """
         row = error.row
         if row is not None and row < self.num_envs:
@@ -139,7 +135,7 @@ class SimulatedEnv(VectorEnv):
 
     def _foresee(self, actions: Array) -> None:
         chunk, limit = actions.shape[1], self.max_episode_steps
-        # Where numbers that are not finite end an episode, only the next step shows whether there is another.
+        # If non-finite numbers end an episode, only the next step shows whether there is another.
         if chunk == 1 or self.settings.on_nonfinite == "skip":
             return
         steps = np.full(self.num_envs, chunk) if limit is None else np.minimum(limit - self._episodes.steps, chunk)
@@ -160,10 +156,9 @@ class SimulatedEnv(VectorEnv):
         except SimulatorDiedError as error:
             raise self._with_episode(error, None if self.settings.keeps_actions else actions[:, None]) from None
         self._raised |= self._simulators.take_errors()
-        self._knows_success = self._knows_success or bool(result.judged.any())
-        return Transition(
-            result.rewards, result.terminations, result.truncations, result.successes, failures=result.failures
-        )
+        self._reports_success = self._reports_success or bool(result.judged.any())
+        successes = result.successes if self._reports_success else None
+        return Transition(result.rewards, result.terminations, result.truncations, successes, failures=result.failures)
 
     def _observe(self) -> Observation:
         try:
@@ -177,8 +172,7 @@ class SimulatedEnv(VectorEnv):
     def _save(self) -> State:
         counts = np.array([len(taken) for taken in self._actions])
         spec = self.spec
-        kind = np.float32 if spec.num_choices is None else np.int64
-        actions = np.zeros((self.num_envs, counts.max(), spec.action_size), kind)
+        actions = np.zeros((self.num_envs, counts.max(), spec.action_size), spec.action_dtype)
         for row, taken in enumerate(self._actions):
             if taken:
                 actions[row, : len(taken)] = taken

@@ -1,4 +1,4 @@
-"""A batch of simulations in one process, one after another, each of which is replaced where it raises."""
+"""A batch of simulations in one process, stepped one after another; each is replaced when it raises."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _FAILED: Final = Outcome(0.0, truncated=True, failed=True)
 
 
 class RepeatingSimulation(RepeatingSimulator):
-    """One simulation, with the record that repeats its episode: its start, and each action with its outcome.
+    """One simulation, with a record for replaying its episode: its start, and each action with its outcome.
 
     Args:
         make: returns a new simulation.
-        task: its task.
+        task: the name of its task.
         row: the row of its environment in the batch, for messages.
-        alive: is called with what is done before each operation.
+        alive: is called with the name of each operation before it starts.
         faults: log of faults.
 
     Attributes:
-        simulation: the present one.
-        past: each action of the present episode, with the outcome's reward, termination, truncation and success. It has
-            one more than the most that are repeated where not all were kept.
-        error: the error of the episode's code, until it is taken; None: none.
+        simulation: the current simulation.
+        past: each action of the current episode, with the outcome's reward, termination, truncation and success. If it
+            holds `MOST_REPEATED` + 1 actions, earlier ones may have been dropped.
+        error: the error that the environment's code raised in the episode, until it is taken; None: none.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class RepeatingSimulation(RepeatingSimulator):
         self._start = Start(0, 0)
         self.past: deque[tuple[Any, float, bool, bool, bool | None]] = deque(maxlen=MOST_REPEATED + 1)
         self.error: EnvError | None = None
-        # The episode was repeated, and did not come out as before; or its code raised outside of a step.
+        # The episode was replayed with another result, or its code raised outside of a step.
         self._lost = False
 
     def reset(self, start: Start) -> None:
-        """Begin an episode; where its reset raises, one from the next start, whose first step fails."""
+        """Begin an episode; if its reset raises, begin one from the next start, whose first step fails."""
         self._lost, self.error = False, None
         self.past.clear()
         for tries in range(1 + MOST_STARTS):
@@ -89,32 +89,32 @@ class RepeatingSimulation(RepeatingSimulator):
                 return
 
     def step(self, action: Any) -> Outcome:
-        """Carry out an action; a failed outcome where the episode is left out, or has an `error`."""
+        """Execute an action; the outcome is a failure if the episode is dropped, or has an `error`."""
         if self._lost:
             return _FAILED
         self._alive("stepping")
-        # Cheap simulators feel each call, so that nothing is wrapped before one raises.
+        kept: Any = copy(action)  # an environment may modify its action
+        # Inlined, without a wrapper until a simulation raises: cheap simulators are slowed down by each call.
         try:
             outcome = self.simulation.step(action)
         except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            return self.step_again(error, action)
-        return self.record(action, outcome)
+            return self.step_again(error, kept)
+        return self.record(kept, outcome)
 
     def step_again(self, error: Exception, action: Any) -> Outcome:
-        """Carry out an action at which the simulation raised; see `step`."""
+        """Retry an action at which the simulation raised; see `step`."""
         try:
-            outcome = self._attempt_again(error, lambda: self.simulation.step(action), "its action", action)
+            outcome = self._attempt_again(error, lambda: self._again(action), "its action", action)
         except RaisedTwiceError as twice:
             self.error = self.error or env_error(self._start.name, twice)
             return _FAILED
         return self.record(action, outcome)
 
     def record(self, action: Any, outcome: Outcome) -> Outcome:
-        """Add an action to the record; return its outcome, a failed one where the episode is left out."""
+        """Add an action to the record; return its outcome, a failure if the episode is dropped."""
         if self._lost:
             return _FAILED
-        kept: Any = copy(action)
-        self.past.append((kept, *outcome[:4]))
+        self.past.append((action, *outcome[:4]))
         return outcome
 
     def observe(self) -> Row:
@@ -127,7 +127,7 @@ class RepeatingSimulation(RepeatingSimulator):
                 seen = self._attempt_again(error, lambda: self.simulation.observe(), "its observation")
             except RaisedTwiceError as twice:
                 self.error, self._lost = self.error or env_error(self._start.name, twice), True
-                # What a new one sees at the beginning: the next step fails.
+                # The first observation of the new simulation; the next step fails.
                 seen = self.simulation.observe()
         return seen
 
@@ -140,14 +140,14 @@ class RepeatingSimulation(RepeatingSimulator):
         self.simulation.reset(self._start)
 
     def _replay(self) -> None:
-        # Of an episode that is too long not every step was kept.
+        # A longer episode was not recorded completely.
         self._lost = len(self.past) > MOST_REPEATED or not all(
             self._again(action)[:4] == tuple(outcome) for action, *outcome in self.past
         )
 
     def _again(self, action: Any) -> Outcome:
         self._alive("stepping")
-        return self.simulation.step(action)
+        return self.simulation.step(copy(action))
 
     @property
     def _step(self) -> str:
@@ -169,12 +169,12 @@ class SimulationBatch:
     """Simulations of one process, one after another.
 
     Args:
-        request: what they are.
-        alive: is called with an environment and what it does before each of its operations; None: the worker's own
-            process needs no sign of life.
+        request: the description of the batch.
+        alive: is called with an environment and the name of each operation before it starts; None in the worker's own
+            process, which needs no sign of life.
 
     Raises:
-        ConfigError: the simulator or the task cannot be had, or an option is wrong.
+        ConfigError: the simulator or the task is not available, or an option is wrong.
     """
 
     def __init__(self, request: BatchRequest, alive: Callable[[int, str], None] | None = None) -> None:
@@ -184,7 +184,7 @@ class SimulationBatch:
         tasks = [names[group % len(names)] for group in request.groups]
         make: Any = kind
         self._faults = faults = FaultLog()
-        # The class whose results are checked together; None: one by one.
+        # The class whose results are checked together; None: they are checked one by one.
         self._cheap = kind if alive is None and issubclass(kind, CheapSimulation) and kind.together else None
         reports = alive or _ignore
         self._members: list[RepeatingSimulation] = []
@@ -218,7 +218,7 @@ class SimulationBatch:
             first.mapping,
         )
         self._rows: list[Row] = [{}] * len(tasks)
-        # Observations of a class that is checked together.
+        # Observations of a class whose results are checked together.
         self._together: Observation = {}
         # Environments that have changed since they were observed.
         self._every = frozenset(range(len(tasks)))
@@ -239,12 +239,12 @@ class SimulationBatch:
             self._members[row].reset(start)
 
     def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
-        """Carry out actions [B, A].
+        """Execute actions [B, A].
 
         Args:
             rows: the rows of the environments that are stepped; None: all.
             actions: the actions of all environments.
-            observed: `observe` is called next, so that it pays to look at the environments now; here nothing is gained.
+            observed: whether `observe` is called next; unused here, where observing early saves nothing.
         """
         outcomes = Outcomes.empty(len(self._members))
         native = self._members[0].simulation.native(actions)
@@ -259,9 +259,9 @@ class SimulationBatch:
         return outcomes
 
     def _step_together(self, kind: type[CheapSimulation], native: Any, outcomes: Outcomes) -> None:
-        """Carry out an action in all environments, none of which has had a fault, and check the results together."""
+        """Execute an action in all environments, none of which has had a fault, and check the results together."""
         members, simulations = self._members, self._first
-        kept = native.copy()  # an environment may write to its action
+        kept = native.copy()  # an environment may modify its action
         results: list[Any] = []
         try:
             for simulation, action in zip(simulations, native, strict=True):
@@ -276,18 +276,18 @@ class SimulationBatch:
             return
         written: list[Outcome] = []
         for member, simulation, action, result in zip(members, simulations, kept, results, strict=False):
-            is_done = isinstance(result, Outcome)  # of the one that raised
+            is_done = isinstance(result, Outcome)  # of the environment that raised
             written.append(result if is_done else member.record(action, simulation.checked(result)))
         rest = range(len(results), len(members))
         outcomes.write_all([*written, *(members[row].step(kept[row]) for row in rest)])
 
     def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
-        """Receive the actions of the next calls of `step` in advance; here, where a step costs no message, for nothing.
+        """Receive the actions of the next calls of `step` in advance; unused here, where a step costs no message.
 
         Args:
-            actions: [B, C, A]; `step` is given `actions[:, 0]` next, for those environments that have not ended.
-            steps: int64 [B], how many of them an environment is stepped with at most; 0: it rests.
-            ends: an environment that terminates is not stepped any further; one that is truncated never is.
+            actions: [B, C, A]; the next `step` gets `actions[:, 0]`, for the environments that have not ended.
+            steps: int64 [B], the most actions that each environment executes; 0: it rests.
+            ends: whether an environment stops after a termination; it always stops after a truncation.
         """
 
     def step_chunk(self, actions: Array, steps: Sequence[int], outcomes: Sequence[Outcomes], *, ends: bool) -> None:
@@ -295,13 +295,13 @@ class SimulationBatch:
 
         Args:
             actions: [C, B, A].
-            steps: how many of them each environment carries out at most.
-            outcomes: where the results of each action are written.
-            ends: whether an environment that terminates is done.
+            steps: the most actions that each environment executes.
+            outcomes: receive the results of each action.
+            ends: whether an environment stops after a termination.
         """
         self._changed.update(row for row, count in enumerate(steps) if count)
         most, environments = max(steps), len(steps)
-        # All at once: for cheap simulators this takes as long as a step does.
+        # Converted all at once: for a cheap simulator, each conversion takes as long as a step.
         native = self._members[0].simulation.native(actions[:most].reshape(most * environments, -1))
         native = native.reshape(most, environments, *native.shape[1:])
         if most == 1 and all(steps):
@@ -317,7 +317,7 @@ class SimulationBatch:
                     break
 
     def take_errors(self) -> dict[int, EnvError]:
-        """Return the errors of running episodes since the last call, by row; their failures have come, or will."""
+        """Return the errors of running episodes since the last call, by row; the failed steps may follow later."""
         if not self._faults.any:
             return {}
         errors = {row: member.error for row, member in enumerate(self._members) if member.error is not None}
@@ -351,14 +351,14 @@ class SimulationBatch:
             seen = None if self._faults.any else self._refresh_together(self._cheap)
             if seen is not None:
                 return seen
-            # From here on one by one, of which none was observed so.
+            # From here on observations are checked one by one; none has been yet.
             self._cheap = None
             self._changed.update(self._every)
         self.refresh()
         return _stacked(self._rows)
 
     def _refresh_together(self, kind: type[CheapSimulation]) -> Observation | None:
-        """Return the present observations, new arrays; None where one of them is to be looked at by itself."""
+        """Return the present observations, new arrays; None if one must be checked by itself."""
         if not self._changed:
             return {name: array.copy() for name, array in self._together.items()}
         everything, simulations = len(self._changed) == len(self._first), self._first

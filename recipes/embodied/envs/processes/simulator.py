@@ -1,7 +1,7 @@
-"""The interface of simulators with one copy of a task each, and of batches of them.
+"""The interface of simulators that hold one copy of a task each, and of batches of them.
 
-An adapter to a simulator is a `Simulation`; `SimulatedEnv` makes a batch of environments of it. No adapter imports its
-simulator before it is constructed.
+An adapter to a simulator is a `Simulation`; `SimulatedEnv` batches simulations. No adapter imports its simulator before
+it is constructed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlinf_core.registry import Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
 Row: TypeAlias = dict[str, Any]
-# Rewards, terminations and truncations of one action in each of n environments, none of which reports success.
+# Rewards, terminations and truncations of one action in n environments, none of which reports success.
 Columns: TypeAlias = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
@@ -32,7 +32,7 @@ class Start(NamedTuple):
 
     Attributes:
         seed: a seed from 0 to below 2^31, for simulators that draw their starts.
-        number: position in a task's list of fixed starts, for those that have one; counted modulo its length.
+        number: position in the task's list of fixed starts, if it has one; taken modulo its length.
     """
 
     seed: int
@@ -50,9 +50,10 @@ class Outcome(NamedTuple):
     Attributes:
         reward: the reward of this action.
         terminated: the task ended.
-        truncated: the simulator itself cut the episode off.
-        success: the task is solved in this state; None: the simulator does not say.
-        failed: the simulator raised: the episode is left out, or failed if it has an `EnvError`, and ends here.
+        truncated: the simulator itself truncated the episode.
+        success: the task is solved in this state; None: not reported.
+        failed: the simulator raised, and the episode ends here: it is dropped, or counts as failed if it has an
+            `EnvError`.
     """
 
     reward: float
@@ -65,15 +66,15 @@ class Outcome(NamedTuple):
 class Simulation(ABC):
     """One copy of a task in a simulator.
 
-    The constructor takes a task and `options`: an instance of `options_model`, or a dictionary where there is none.
+    The constructor takes a task and `options`: an instance of `options_model`, or a dictionary without one.
 
     Attributes:
-        options_model: pydantic model of `env.train.options`; None: they are checked by the simulator.
+        options_model: pydantic model of `env.train.options`; None: the simulator checks them.
         max_episode_steps: the task's own limit; None: it has none.
-        control_hz: actions in a simulated second; None: not known.
-        mapping: how the simulator's own observations and actions become ours, in words; None: they are ours.
-        stored_starts: how many starts of the task are states that its makers stored, which another physics may not
-            hold; the constructor begins the first of them. 0: the simulator draws its starts itself.
+        control_hz: actions per simulated second; None: unknown.
+        mapping: how the simulator's observations and actions are converted, in words; None: they are not.
+        stored_starts: the number of starts that are states stored by the task's authors, which may be unstable under
+            other physics; the constructor begins the first. 0: the simulator draws its starts.
     """
 
     options_model: ClassVar[type[BaseModel] | None] = None
@@ -84,7 +85,7 @@ class Simulation(ABC):
 
     @classmethod
     def tasks(cls, task: str, options: Any) -> list[str]:
-        """Return the tasks of a task name or a task-set name; by default the name itself."""
+        """Return the tasks of a task or task-set name; by default the name itself."""
         return [task]
 
     @property
@@ -101,8 +102,10 @@ class Simulation(ABC):
         """Carry out one action, a row of `native`."""
 
     def faults_of_start(self) -> list[str]:
-        """Return how the start of the episode differs from the task's own description of it, after its first reset or
-        the last one; empty where it agrees, or no start is stored."""
+        """Return how the start of the constructor or the last reset differs from the task's own description; empty if
+        it
+        agrees, or no start is stored.
+        """
         return []
 
     @abstractmethod
@@ -110,7 +113,7 @@ class Simulation(ABC):
         """Return the current observation in new arrays. Images are rendered here, once per chunk of actions."""
 
     def examine(self, observations: Observation) -> None:  # noqa: B027 - most have nothing to say
-        """Look at new observations [n, ...] of several environments together; one by one costs more time."""
+        """Check new observations [n, ...] of several environments together, which is faster than one by one."""
 
     def picture(self) -> NDArray[np.uint8] | None:
         """Return the view of a simulation without cameras, uint8 [H, W, 3]; None: it renders nothing."""
@@ -129,14 +132,14 @@ class Simulation(ABC):
 
 
 class CheapSimulation(Simulation):
-    """A simulation whose steps cost so little that a check of each one is felt.
+    """A simulation whose steps are so cheap that checking each one slows it down.
 
-    A batch in one process carries out `raw_step` in all of its environments, and has what they returned checked
-    together. Where that finds fault, or `raw_step` raises, results are looked at one by one.
+    A batch in one process calls `raw_step` in all of its environments, and checks the results together. If that finds a
+    fault, or `raw_step` raises, results are checked one by one.
 
     Attributes:
         raw_step: the simulator's own method that takes a step.
-        together: whether it is checked so; a subclass whose results or observations are others sets False.
+        together: whether results may be checked together; a subclass with other results or observations sets False.
     """
 
     raw_step: Callable[[Any], Any]
@@ -147,15 +150,15 @@ class CheapSimulation(Simulation):
 
     @abstractmethod
     def checked(self, result: Any) -> Outcome:
-        """Check what `raw_step` returned, and keep its observation."""
+        """Check a result of `raw_step`, and keep its observation."""
 
     @classmethod
     @abstractmethod
     def check_together(cls, simulations: Sequence[Any], results: Sequence[Any]) -> Columns | None:
-        """Check what `raw_step` of some simulations returned, and keep their observations.
+        """Check results of `raw_step` of some simulations, and keep their observations.
 
         Returns:
-            None where one of the results is to be looked at by itself; nothing is kept then.
+            None if a result must be checked by itself; then nothing is kept.
         """
 
     @classmethod
@@ -164,18 +167,18 @@ class CheapSimulation(Simulation):
         """Return the current observations of some simulations in new arrays.
 
         Returns:
-            None where one of them is to be looked at by itself.
+            None if an observation must be checked by itself.
         """
 
 
 class BatchRequest(NamedTuple):
-    """Description of a batch of simulations; plain values that can be sent to another process.
+    """The description of a batch of simulations, in plain values that can be sent to another process.
 
     Attributes:
         simulation: the class, as `package.module:Class`.
         task: name of a task or a set of tasks.
         options: `env.train.options`.
-        groups: the group of each environment: groups get the tasks of a set in turn.
+        groups: the group of each environment; groups get the tasks of a set in turn.
     """
 
     simulation: str
@@ -188,12 +191,13 @@ _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class EpisodeAtDeath(BaseModel):
-    """The episode that a simulator process was at when it died: enough to repeat it, and kept so in `quarantine/`.
+    """The episode that a simulator process was running when it died, with all data to replay it; stored in
+    `quarantine/`.
 
     Attributes:
-        environment, group: the numbers of its environment and of that one's group, among all of the job.
-        seed, number: how it began.
-        actions: those carried out before, as far as they are kept, and those under way.
+        environment, group: the numbers of its environment and of the environment's group within the job.
+        seed, number: its start.
+        actions: the executed actions, as far as they are kept, and the current chunk.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -214,12 +218,12 @@ class BatchFacts(NamedTuple):
     """Facts about a batch of simulations.
 
     Attributes:
-        spec: the spec that all of them have.
-        max_episode_steps: the shortest of the tasks' own limits; None: there is none.
+        spec: the common spec.
+        max_episode_steps: the shortest of the tasks' own limits; None: no limit.
         tasks: the task of each environment.
-        num_tasks: tasks of the set; 1 where the name was that of a task.
-        control_hz: the control rate that all of them have; None: not known.
-        start_faults: how the first stored start of a task differs from its description; None: no start is stored.
+        num_tasks: the number of tasks in the set; 1 for a single task.
+        control_hz: the common control rate; None: unknown.
+        start_faults: differences of the tasks' first stored starts from their descriptions; None: no start is stored.
         mapping: see `Simulation`.
     """
 
@@ -233,13 +237,13 @@ class BatchFacts(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """Results of one action each; rows that were not stepped are 0.
+    """The results of one action in each environment; rows that were not stepped are 0.
 
     Attributes:
         rewards: float32 [B].
         terminations, truncations, successes: bool [B].
-        judged: bool [B], where `successes` says anything.
-        failures: bool [B], where the simulator raised: see `Outcome.failed`.
+        judged: bool [B], whether success was reported.
+        failures: bool [B], whether the simulator raised: see `Outcome.failed`.
     """
 
     rewards: FloatArray
@@ -251,7 +255,7 @@ class Outcomes(NamedTuple):
 
     @classmethod
     def empty(cls, count: int) -> Outcomes:
-        """Return results of nothing."""
+        """Return all-zero results."""
         return cls(np.zeros(count, np.float32), *np.zeros((5, count), np.bool_))
 
     def write(self, row: int, outcome: Outcome) -> None:
@@ -268,7 +272,7 @@ class Outcomes(NamedTuple):
         self.rewards[:], self.terminations[:], self.truncations[:] = columns
 
     def write_all(self, outcomes: Sequence[Outcome]) -> None:
-        """Write the results of all environments; by columns, which takes a fraction of the time of single numbers."""
+        """Write the results of all environments; by columns, which is much faster than single numbers."""
         rewards, terminations, truncations, successes, failures = zip(*outcomes, strict=True)
         self.rewards[:] = rewards
         self.terminations[:] = terminations

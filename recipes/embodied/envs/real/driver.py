@@ -1,11 +1,12 @@
-"""The interface of user-written robot drivers. numpy only, no vendor package.
+"""The interface of custom robot drivers. Imports numpy but no vendor package.
 
-A driver of your own is a subclass of `RobotDriver`; `driver: package.module:Class` of a robot names it, and `env_type:
-robot` makes an environment of it. `check_driver` tests what is promised here: it moves the robot slightly.
+A custom driver is a subclass of `RobotDriver`; a robot's `driver: package.module:Class` names it, and `env_type: robot`
+makes an environment of it. `check_driver` tests the contract described here: it moves the robot slightly.
 """
 
 from __future__ import annotations
 
+import reprlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -24,23 +25,23 @@ from rlinf_core.algorithms.options import checked_options
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 from rlinf_core.registry import import_target
 
-# Of the conformance test.
+# Constants of the conformance test.
 _STEPS = 5
 _SMALL = 0.1  # share of the largest action
-_WATCHED = 5  # control periods in which a robot is watched that no action is sent to
-_SETTLING = 12  # times that, within which a stopped robot must have come to rest
-_DRIFTS = 3  # times that drift which an observation may change after an action that was refused
+_WATCHED = 5  # control periods for which an idle robot is watched
+_SETTLING = 12  # the most repetitions of that until a stopped robot must be at rest
+_DRIFTS = 3  # a rejected action may change an observation by at most this multiple of the drift
 _ROUNDING = 1e-5
 
 
 class RobotDriver(ABC):
     """A connection to one robot, made when a run starts. Used by one thread.
 
-    The robot itself must stop when nothing comes any more: no line of a driver runs after `kill -9` or a power cut.
+    The robot itself must stop when commands cease: after `kill -9` or a power cut, no line of a driver runs.
 
     Args:
-        robot: its entry in the file, with the values of the node's variables in their places.
-        options: `options` of that entry; where the class has an attribute `options_model`, its instance.
+        robot: its entry in the job file, with the node's variables substituted.
+        options: `options` of that entry; an instance of the class attribute `options_model`, if it exists.
 
     Attributes:
         control_hz: actions per second.
@@ -64,20 +65,20 @@ class RobotDriver(ABC):
         """Move the robot to a start that depends only on `seed`, and wait until it arrives. Clears a stop.
 
         Raises:
-            RobotError: it cannot.
+            RobotError: the robot cannot reach the start.
         """
 
     @abstractmethod
     def move(self, action: FloatArray) -> FloatArray:
-        """Execute an action, float32 [A], each number from -1 to 1, and wait until its control period is over.
+        """Execute an action, float32 [A], each number from -1 to 1, and wait for the end of its control period.
 
         Returns:
-            What the robot's limits have left of it, likewise: the change of its target, not that of what is measured.
-            An arm that lags behind its target has executed the action.
+            The part of the action that the robot's limits allow, in the same form: the change of its target, not of its
+            measured state. An arm that lags behind its target has executed the action.
 
         Raises:
             RobotStoppedError: the robot stands still until a reset.
-            RobotError: anything else.
+            RobotError: any other fault.
         """
 
     @abstractmethod
@@ -93,15 +94,15 @@ class RobotDriver(ABC):
         """Stop the robot immediately. It stays still until a reset."""
 
     def score(self) -> tuple[float, bool] | None:
-        """Return the reward of the last action, and whether the task is solved; None: the robot cannot measure them."""
+        """Return the reward of the last action, and whether the task is solved; None if the robot measures neither."""
         return None
 
     def steer(self, motion: HandMotion) -> FloatArray | None:
-        """Return the action, float32 [A], that moves the hand as commanded by a person; None: use `VectorEnv.steer`."""
+        """Return the action, float32 [A], that moves the hand as a person commands; None: use `VectorEnv.steer`."""
         return None
 
     def gripper_is_closed(self) -> bool | None:
-        """Return whether the gripper was last told to close; None: use `VectorEnv.gripper_is_closed`."""
+        """Return whether the last command closed the gripper; None: use `VectorEnv.gripper_is_closed`."""
         return None
 
     def follow(self, joints: NDArray[np.float64]) -> LeaderAction | None:
@@ -121,7 +122,7 @@ def open_driver(robot: PluginDrivenRobot) -> RobotDriver:
     """Return the connected driver of a robot's entry.
 
     Raises:
-        ConfigError: there is no such class, or it is not a driver, or an option is wrong.
+        ConfigError: the class does not exist or is not a driver, or an option is wrong.
         RobotError: the robot does not answer.
     """
     named = driver_of(robot)
@@ -146,13 +147,13 @@ def own_robot(settings: EnvSettings, kind: type[RobotT], *, env_type: str, hardw
 
     Args:
         settings: the settings of the environment.
-        kind: the class of its hardware.
+        kind: the class of the robot's entry.
         env_type: the environment type, as the file names the environment.
-        hardware: a type of hardware that serves, for the error.
+        hardware: a suitable hardware type, for the error.
         noun: what the robot is called, `arm` or `robot`.
 
     Raises:
-        ConfigError: there is none or several, or it has several environments to serve.
+        ConfigError: the process has no robot or several, or more than one environment for it.
     """
     robots = [unit for unit in settings.hardware if isinstance(unit, kind)]
     if len(robots) != 1:
@@ -175,14 +176,14 @@ class DriverContractError(RLinfError):
 def check_driver(make: Callable[[], RobotDriver]) -> None:
     """Reset a robot, move it slightly, stop it, and check the contract of `RobotDriver`.
 
-    Stand beside the robot, with a hand at its emergency stop. After a stop the robot is compared with itself when no
-    action is sent: sensors have noise, and joints settle.
+    Stand beside the robot, with a hand on its emergency stop. A stopped robot is compared with itself at rest, since
+    sensors are noisy and joints settle.
 
     Args:
         make: opens a new connection to the robot on each call.
 
     Raises:
-        DriverContractError: a promise is broken; the message says which.
+        DriverContractError: the contract is violated; the message says how.
     """
     driver = make()
     try:
@@ -190,8 +191,8 @@ def check_driver(make: Callable[[], RobotDriver]) -> None:
         _check_stop(driver)
     finally:
         driver.close()
-    driver.close()  # once more: it must do nothing
-    again = make()  # the connection was given back
+    driver.close()  # closing twice must do nothing
+    again = make()  # works only if the connection was released
     again.close()
 
 
@@ -203,13 +204,13 @@ def _check_motion(driver: RobotDriver) -> None:
         if (np.abs(executed_action(driver, asked)) > 1).any():
             raise _not_executed()
         _check_observation(driver)
-        score = driver.score()
+        score = measured_score(driver)
         if score is not None and not np.isfinite(score[0]):
             raise _broken("the reward of `score` is not finite", "return a number and whether the task is solved")
 
 
 def executed_action(driver: RobotDriver, asked: FloatArray) -> FloatArray:
-    """Return what a robot has executed of an action, float32 [A].
+    """Execute an action, and return its executed part, float32 [A].
 
     Raises:
         DriverContractError: the driver returns something else.
@@ -223,6 +224,27 @@ def executed_action(driver: RobotDriver, asked: FloatArray) -> FloatArray:
     if executed.shape != asked.shape or not np.isfinite(executed).all():
         raise _not_executed()
     return executed
+
+
+def measured_score(driver: RobotDriver) -> tuple[float, bool] | None:
+    """Return the score of the last action; see `RobotDriver.score`.
+
+    Raises:
+        DriverContractError: the driver returns something else.
+        RobotError: as `RobotDriver.score`.
+    """
+    score = cast("Any", driver.score())
+    if score is None:
+        return None
+    is_pair = isinstance(cast("object", score), tuple) and len(score) == 2
+    reward, solved = score if is_pair else (None, None)
+    number: Array = np.asarray(reward)
+    if number.shape or number.dtype.kind not in "fiu" or not isinstance(cast("object", solved), bool | np.bool_):
+        raise _broken(
+            f"`score` returns {reprlib.repr(score)}",
+            "return a number and whether the task is solved, true or false; or None",
+        )
+    return float(number), bool(solved)
 
 
 def _not_executed() -> DriverContractError:
@@ -270,9 +292,9 @@ def _check_stop(driver: RobotDriver) -> None:
 
 
 def _settled(driver: RobotDriver) -> list[Mapping[str, Array]]:
-    """Return observations of a stopped robot that no action is sent to, once it does not slow down any further.
+    """Return observations of a stopped, idle robot once it no longer slows down.
 
-    A robot with mass brakes and oscillates for some time after a stop, and its sensors have noise.
+    A robot brakes and oscillates for some time after a stop, and its sensors are noisy.
     """
     before = _watched(driver)
     for _ in range(_SETTLING):
@@ -296,7 +318,7 @@ def _watched(driver: RobotDriver, *earlier: Mapping[str, Array]) -> list[Mapping
 
 
 def _spreads(observed: list[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return by how much each floating-point number changed within some observations."""
+    """Return the range of each floating-point number over some observations."""
     names = [name for name, value in observed[0].items() if value.dtype.kind == "f"]
     return {name: np.ptp(np.stack([one[name] for one in observed]), axis=0) for name in names}
 

@@ -1,10 +1,11 @@
-"""The environment of a robot with a user-written `driver`: one environment on the robot that the process owns."""
+"""The environment of a robot with a custom `driver`: one environment on the robot that the process owns."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -16,11 +17,17 @@ from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
-from recipes.embodied.envs.real.driver import executed_action, open_driver, own_robot
+from recipes.embodied.envs.real.driver import (
+    DriverContractError,
+    executed_action,
+    measured_score,
+    open_driver,
+    own_robot,
+)
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.claim import RobotClaim
-from recipes.embodied.robots.robot_errors import RobotCheckError
+from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options
@@ -41,21 +48,26 @@ class _OpenRobot:
             self._claim.release()
             raise
         try:
+            if self.driver.spec.num_choices is not None:
+                raise DriverContractError(
+                    "the driver's `spec` has `num_choices`, but `move` takes numbers from -1 to 1",
+                    where=self.where,
+                    help="leave it out, and convert the numbers in `move`",
+                )
             if options.cameras:
                 self.cameras = CameraSet(options, robot, self.where)
+            faults = [] if robot.disable_validate else self.driver.faults()
+            if faults:
+                raise RobotCheckError(
+                    f"the robot is not ready to move: {'; '.join(faults)}",
+                    where=self.where,
+                    help="fix that, then start again; `disable_validate: true` skips the checks",
+                )
         except BaseException:
             self.close()
             raise
         self.users: set[int] = set()
         self.mover: object = None
-        faults = [] if robot.disable_validate else self.driver.faults()
-        if faults:
-            self.close()
-            raise RobotCheckError(
-                f"the robot is not ready to move: {'; '.join(faults)}",
-                where=self.where,
-                help="fix that, then start again; `disable_validate: true` skips the checks",
-            )
 
     def close(self) -> None:
         try:
@@ -70,10 +82,10 @@ _open: dict[str, _OpenRobot] = {}
 
 
 class DrivenRobotEnv(VectorEnv):
-    """The task is the text `task`; rewards come from the driver, a person or a classifier; images from the driver and
-    from the `cameras` of the options.
+    """The environment of a robot with a custom driver. `task` is free text; rewards come from the driver, a person or a
+    classifier, images from the driver and the `cameras` of the options.
 
-    Its settings' `hardware` is the one robot that the process owns, so `num_envs` is 1. The environments of training
+    `hardware` in its settings is the one robot that the process owns, so `num_envs` is 1. The environments of training
     and evaluation take turns on it; each begins with a reset.
     """
 
@@ -90,7 +102,7 @@ class DrivenRobotEnv(VectorEnv):
         self._robot = _open[robot.place]
         twice = [name for name in options.cameras if name in self._robot.driver.spec.cameras]
         if self._robot.options != options or twice:
-            self.close()  # unless another environment uses it
+            self.close()  # releases the robot unless another environment uses it
             what = f"two cameras are called `{twice[0]}`: one is the driver's" if twice else None
             raise ConfigError(
                 what or "training and evaluation have different cameras on one robot",
@@ -104,14 +116,10 @@ class DrivenRobotEnv(VectorEnv):
 
     @property
     def spec(self) -> EnvSpec:
-        """See `VectorEnv`: the driver's, with our cameras; with a `task`, observations have instructions."""
+        """See `VectorEnv`: the driver's spec plus our cameras, and instructions if there is a `task`."""
         spec = self._robot.driver.spec
-        return EnvSpec(
-            spec.state_size,
-            spec.action_size,
-            cameras={**spec.cameras, **self._robot.options.shapes},
-            has_instructions=self.settings.task is not None,
-        )
+        cameras = {**spec.cameras, **self._robot.options.shapes}
+        return replace(spec, cameras=cameras, has_instructions=self.settings.task is not None)
 
     @property
     def knows_success(self) -> bool:
@@ -119,17 +127,17 @@ class DrivenRobotEnv(VectorEnv):
         return self._scores or self.intervention is not None or self.judge is not None
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
-        """See `VectorEnv`: as the driver has it, where it does."""
+        """See `VectorEnv`: the driver's method, if it returns an action."""
         action = self._robot.driver.steer(motion)
         return super().steer(motion, row) if action is None else action
 
     def gripper_is_closed(self, row: int) -> bool:
-        """See `VectorEnv`: as the driver has it, where it does."""
+        """See `VectorEnv`: the driver's method, if it knows."""
         closed = self._robot.driver.gripper_is_closed()
         return super().gripper_is_closed(row) if closed is None else closed
 
     def follow(self, joints: NDArray[np.float64], row: int) -> LeaderAction | None:
-        """See `VectorEnv`: as the driver has it."""
+        """See `VectorEnv`: the driver's method."""
         return self._robot.driver.follow(joints)
 
     def close(self) -> None:
@@ -150,11 +158,19 @@ class DrivenRobotEnv(VectorEnv):
 
     @contextmanager
     def _stopped_by_errors(self) -> Generator[None, None, None]:
-        """Stop the robot where the driver or a camera fails within the block."""
+        """Stop the robot if the driver or a camera fails within the block."""
         try:
             yield
         except BaseException as error:
-            self._robot.driver.stop()
+            try:
+                self._robot.driver.stop()
+            except Exception as failure:  # noqa: BLE001 - whatever a driver raises
+                raise RobotError(
+                    "the robot failed, and could not be stopped",
+                    where=self._robot.where,
+                    why=f"{type(error).__name__}: {error}; then {type(failure).__name__}: {failure}",
+                    help="stop it by hand, by its emergency stop",
+                ) from error
             if isinstance(error, CameraError):
                 raise error.after_stop() from error
             raise
@@ -165,7 +181,7 @@ class DrivenRobotEnv(VectorEnv):
         driver = self._robot.driver
         with self._stopped_by_errors():
             done = executed_action(driver, np.clip(actions[0], -1, 1).astype(np.float32))
-            score = driver.score()
+            score = measured_score(driver)
             if self._robot.cameras is not None:
                 self._robot.cameras.watch()
         self._scores = self._scores or score is not None
@@ -174,7 +190,7 @@ class DrivenRobotEnv(VectorEnv):
         return Transition(np.array([reward], np.float32), solved_now, None, solved_now, done[None])
 
     def views(self, row: int) -> list[CameraView]:
-        """See `VectorEnv`: what the driver and the cameras see."""
+        """See `VectorEnv`: the images of the driver and the cameras."""
         driver, cameras = self._robot.driver, self._robot.cameras
         observed: Mapping[str, Array] = driver.observe() if driver.spec.cameras else {}
         now = time.monotonic()

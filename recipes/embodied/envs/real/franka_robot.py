@@ -1,7 +1,7 @@
 """A Franka arm, real or simulated by a controller: one environment on the arm that the process owns.
 
-An arm is held by one process at a time, and by one connection within it: the environments of training and evaluation
-that a worker holds take turns on it.
+One process at a time holds an arm, through one connection: a worker's environments of training and evaluation take
+turns on it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from rlinf_core.hardware.robots.franka import Franka
 
 TASKS = ("reach",)
 SPEC = EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
-# Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
+# The wait for an arm, in seconds: when a run restarts, workers that are still ending may hold it.
 LEASE_PATIENCE = 10.0
 LATE_IN_A_ROW = 10
-LEAD_SCALE = 0.3  # radians, which bring leads to the size of 1
-_SAME = 1e-4  # of an action, by which what was carried out may differ by rounding alone
+LEAD_SCALE = 0.3  # radians; scales leads to about 1
+_SAME = 1e-4  # the rounding error of an executed action
 _log = logging.getLogger("rlinf.robots")
 
 
@@ -73,7 +73,7 @@ class _SharedArm:
             if not arm.disable_validate:
                 opened = [serial for serial in options.serials(arm.camera_serials).values() if serial]
                 checks = check_arm(self.client, arm, opened)
-                # Whoever holds it may be just ending: `acquire` waits.
+                # The present holder may be ending, so the lease is left to `acquire`, which waits.
                 refuse_faults(self.client, [check for check in checks if check.name != "lease"])
             self.client.acquire(LEASE_PATIENCE)
         except BaseException:
@@ -83,7 +83,7 @@ class _SharedArm:
         self.mover: object = None
 
     def close(self) -> None:
-        """Give the arm back, then the cameras."""
+        """Release the arm, then the cameras."""
         try:
             self.client.close()
         finally:
@@ -97,14 +97,14 @@ _arms: dict[tuple[str, int], _SharedArm] = {}
 class FrankaRobotEnv(VectorEnv):
     """Task `reach`, with the actions, states and rewards of `franka_kin`, in real time, and images of `cameras`.
 
-    Its settings' `hardware` is the one arm that the process owns, so `num_envs` is 1: as many env workers as arms. A
-    start moves the arm to its place, within its `workspace`, which also holds the points to reach. Requires the arm's
-    controller from the start, and passed checks.
+    `hardware` in its settings is the one arm that the process owns, so `num_envs` is 1, with one env worker per arm. A
+    start moves the arm into place within its `workspace`, which also contains the points to reach. The arm's controller
+    must be running, and the checks must pass.
 
-    An action moves the target of the arm, which may lag behind it. What counts as executed is the change of the target
-    that the controller accepted: lag is not a limit.
+    An action moves the target of the arm, which may lag behind it. The executed action is the change of the target that
+    the controller accepted, regardless of lag.
 
-    An action that was under way for too long is reported instead of carried out; `LATE_IN_A_ROW` of them end the run.
+    An action that arrives too late is reported instead of executed; `LATE_IN_A_ROW` consecutive ones end the run.
     """
 
     options_model = FrankaRobotOptions
@@ -141,7 +141,7 @@ class FrankaRobotEnv(VectorEnv):
 
     @property
     def spec(self) -> EnvSpec:
-        """16 states or, without the point, 10, and 7 more with the lead; 7 actions, and the cameras of the options."""
+        """16 states, or 10 without the point, plus 7 with the lead; 7 actions; the cameras of the options."""
         return self._spec
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class FrankaRobotEnv(VectorEnv):
         begun = self._accepted
         deltas = np.clip(actions[0], -1, 1) * ACTION_STEP[:, 0]
         self._see(self._moved(deltas))
-        # What a limit or a late action left of it.
+        # The part of the action that limits and lateness allowed.
         done = ((self._accepted - begun) / ACTION_STEP[:, 0]).astype(np.float32)
         kept = np.abs(done - actions[0]) < _SAME
         executed = np.where(kept, actions[0], np.clip(done, -1, 1))[None]
@@ -199,7 +199,7 @@ class FrankaRobotEnv(VectorEnv):
         self._arm.scene = ArmScene(state.joints, self._target[:, 0], time.monotonic())
 
     def views(self, row: int) -> list[CameraView]:
-        """See `VectorEnv`: what the cameras see; without any, a drawing of the measured joints and the target."""
+        """See `VectorEnv`: camera images; without cameras, a drawing of the measured joints and the target."""
         if self._arm.cameras is not None:
             return self._arm.cameras.views()
         return [CameraView("joints", drawn(self._arm.scene), self._arm.scene.measured)]
@@ -214,7 +214,7 @@ class FrankaRobotEnv(VectorEnv):
         return {"state_age": states, **{f"frame_age/{camera}": age for camera, age in ages.items()}}
 
     def expert(self) -> FloatArray:
-        """See `VectorEnv`: the arm's target goes straight to the point, and waits there until the arm has followed."""
+        """See `VectorEnv`: moves the arm's target straight to the point, and waits there until the arm has followed."""
         return move_toward(self._accepted[:, None], self._target).T.astype(np.float32)
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
@@ -237,7 +237,7 @@ class FrankaRobotEnv(VectorEnv):
         """Return the newest frame of each camera.
 
         Raises:
-            CameraError: one is too old; the arm was stopped.
+            CameraError: a frame is too old; the arm was stopped.
         """
         if self._arm.cameras is None:
             return {}

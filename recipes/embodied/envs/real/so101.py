@@ -1,7 +1,7 @@
 """The driver of an SO-101 arm on a serial port, by lerobot's bus of Feetech motors.
 
-Actions move the targets of five joints and of the gripper; the motors hold their targets by themselves, so an arm that
-gets no more commands moves to its last target, at most `lead` degrees away, and rests there.
+Actions move the targets of five joints and of the gripper. The motors hold their targets by themselves: without further
+commands the arm moves to its last target, at most `lead` degrees away, and rests there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from recipes.embodied.robots.so101_bus import JOINTS, SO101Bus
 from recipes.training.arrays import Array
 from rlinf_core.hardware.robots.plugin_driven import SO101
 
-_ARRIVED: Final = 5.0  # degrees from the target, or per cent of the gripper
-_PATIENCE: Final = 3.0  # seconds in which an arm whose target is its start must arrive there
+_ARRIVED: Final = 5.0  # degrees from the target, or percent of the gripper
+_PATIENCE: Final = 3.0  # seconds in which the arm must arrive once its target is the start
 Speed = Annotated[float, Field(gt=0, le=360)]
 
 
@@ -69,7 +69,7 @@ class SO101Driver(RobotDriver):
         self._closed = False
         self._due = time.monotonic()
         self._target = self._bus.read()
-        # Whether the gripper was last told to close, and the target of that.
+        # Whether the last command closed the gripper, and the gripper's target at that time.
         self._closes, self._gripped_at = False, self._target[-1]
 
     @property
@@ -77,7 +77,7 @@ class SO101Driver(RobotDriver):
         return EnvSpec(2 * len(JOINTS), len(JOINTS))
 
     def reset(self, seed: int) -> None:
-        """See `RobotDriver`: at half of the speed, from where the arm stands."""
+        """See `RobotDriver`: at half speed, from the current position."""
         noise = np.array([self.options.noise] * 5 + [0.0]) * np.random.default_rng(seed).uniform(-1, 1, len(JOINTS))
         start = np.clip(np.array(self.options.start) + noise, self._low, self._high)
         self._target = np.clip(self._bus.read(), self._low, self._high)
@@ -108,7 +108,7 @@ class SO101Driver(RobotDriver):
             raise RobotStoppedError(self._stopped, where=self._where, help="look at the arm, then reset it")
         begun, measured = self._target, self._bus.read()
         lead = np.array([self.options.lead] * 5 + [100.0])
-        # A target that is ahead already may stay there, and come back.
+        # A target that is already ahead may stay there, or come back.
         low, high = np.minimum(measured - lead, begun), np.maximum(measured + lead, begun)
         self._write(np.clip(np.clip(begun + self._step * action, low, high), self._low, self._high))
         self._wait()
@@ -126,7 +126,7 @@ class SO101Driver(RobotDriver):
             self._write(np.clip(self._bus.read(), self._low, self._high))
 
     def steer(self, motion: HandMotion) -> FloatArray:
-        """See `RobotDriver`: each direction moves one joint; forward and up are those of an arm that is half bent."""
+        """See `RobotDriver`: each direction moves one joint; forward and up hold for a half-bent arm."""
         forward, left, up = motion.linear
         roll, pitch, _ = motion.angular
         # The gripper's number is a speed, and its motor holds the target.
@@ -134,11 +134,11 @@ class SO101Driver(RobotDriver):
         return np.array([-left, forward, -up, pitch, roll, grip], np.float32)
 
     def gripper_is_closed(self) -> bool:
-        """See `RobotDriver`: by the way that its target last went."""
+        """See `RobotDriver`: by the last direction of its target."""
         return self._closes
 
     def follow(self, joints: NDArray[np.float64]) -> LeaderAction:
-        """See `RobotDriver`: by degrees from the middle of the ranges, and per cent of the gripper."""
+        """See `RobotDriver`: in degrees from the middle of the ranges, and percent of the gripper."""
         away = np.clip(joints, self._low, self._high) - self._target
         action = np.clip(away / self._step, -1, 1).astype(np.float32)
         return LeaderAction(action, dict(zip(JOINTS, away.tolist(), strict=True)))
@@ -164,6 +164,5 @@ class SO101Driver(RobotDriver):
         self._target = target
 
     def _wait(self) -> None:
-        """Wait until the control period is over."""
         self._due = max(self._due + 1 / self.control_hz, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))

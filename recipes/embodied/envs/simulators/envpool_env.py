@@ -19,9 +19,9 @@ from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
-# Meta-World never ends an episode by itself, so that its episodes can go on after success.
+# Meta-World never ends an episode by itself, so that its episodes can continue after success.
 _NEVER_ENDS: Final = "MetaWorld/"
-# The limit of steps is kept by `VectorEnv`.
+# `VectorEnv` enforces the limit of steps.
 _NO_LIMIT: Final = 2**31 - 1
 # Options that this adapter sets.
 _OWN: Final = ("num_envs", "batch_size", "seed", "env_seed", "env_type", "max_episode_steps", "gym_reset_return_info")
@@ -30,13 +30,13 @@ _OWN: Final = ("num_envs", "batch_size", "seed", "env_seed", "env_type", "max_ep
 class EnvpoolEnv(BatchedEnv):
     """`task` is an id of EnvPool (`MetaWorld/Reach-v3`, `Ant-v5`, ...), `options` are arguments of `envpool.make`.
 
-    EnvPool seeds an environment when it is made, and no later. A reset of all therefore makes them anew, each with the
-    seed of its start; the further episodes follow from that seed. Members of a group have one seed.
+    EnvPool seeds an environment only at its creation. A reset of all environments therefore creates them anew, each
+    with the seed of its start; later episodes follow from that seed. Members of a group share a seed.
 
-    EnvPool would reset an environment by the step after its last one. Here each is reset before that, so that no step
-    is lost and the last observation of an episode is seen.
+    EnvPool would reset an environment in the step after its last one. Here it is reset before, so that no step is lost
+    and the last observation of an episode is returned.
 
-    Success is what a task reports as `success` or `is_success`, and ends the episode.
+    A task reports success as `success` or `is_success`, which ends the episode.
     """
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -69,7 +69,7 @@ class EnvpoolEnv(BatchedEnv):
 
     @property
     def spec(self) -> EnvSpec:
-        """The specification by the task's spaces."""
+        """The spec, derived from the task's spaces."""
         return spec_of(self._reads, self._writes)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:

@@ -1,4 +1,4 @@
-"""gym-hil: a Franka Panda with a gripper in MuJoCo, the tasks that lerobot's HIL-SERL is tried with."""
+"""gym-hil: a Franka Panda with a gripper in MuJoCo; the tasks of lerobot's HIL-SERL."""
 
 # gym-hil is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -24,19 +24,19 @@ from rlinf_core import ConfigError
 _CAMERAS: Final = {"main": "pixels.front", "wrist": "pixels.wrist"}
 # Parts of ids whose actions come from a person at this machine.
 _BY_HAND: Final = ("Gamepad", "Keyboard", "Viewer")
-# Distances of the expert, in metres: heights over the cube from afar and from near, and how far beside it these end;
-# from where the open fingers close, and the closed ones hold it.
+# Distances of the expert, in meters: far and near heights over the cube, and their largest sideways offsets; then the
+# distances at which open fingers close, and at which closed ones hold.
 _FAR, _NEAR, _BESIDE, _ABOVE = 0.1, 0.06, 0.04, 0.012
 _CLOSES, _HOLDS = 0.015, 0.03
-# Least angle of a gripper that closes, in rad, and largest speed of one that rests on the cube, in rad/s.
+# The least angle of a closed gripper, in rad, and the largest speed of one at rest on the cube, in rad/s.
 _CLOSED, _AT_REST = 0.1, 0.05
 
 
 def pick_cube(away: NDArray[np.float64], angle: float, speed: float) -> tuple[NDArray[np.float64], float]:
-    """Return the motion [3] of the hand in metres, and of the gripper from -1, open, to 1, that pick a cube up.
+    """Return the motion [3] of the hand, in meters, and of the gripper, from -1 (open) to 1, to pick up a cube.
 
     Args:
-        away: position of the cube [3] less that of the fingertips, in metres.
+        away: vector [3] from the fingertips to the cube, in meters.
         angle: angle of the gripper's driver joint, 0 where it is open, in rad.
         speed: speed of that joint, in rad/s.
     """
@@ -53,7 +53,7 @@ def pick_cube(away: NDArray[np.float64], angle: float, speed: float) -> tuple[ND
 class GymHilSimulation(GymnasiumSimulation):
     """A gym-hil environment by id: `gym_hil/PandaPickCube-v0` (4 actions), `gym_hil/PandaPickCubeBase-v0` (7).
 
-    Success is what gym-hil reports as `succeed`.
+    gym-hil reports success as `succeed`.
     """
 
     options_model = GymHilOptions
@@ -77,7 +77,7 @@ class GymHilSimulation(GymnasiumSimulation):
             size = options.image_size
             arguments |= {"image_obs": True, "render_spec": rendering.GymRenderingSpec(size, size)}
         if task not in ("gym_hil/PandaPickCubeBase-v0", "gym_hil/PandaArrangeBoxesBase-v0"):
-            # A person waits for the arm to come to rest; a policy does not.
+            # The delay lets a person wait for the arm to come to rest; a policy does not need it.
             arguments = {"reset_delay_seconds": 0.0, **arguments}
         self._has_expert = task == GymHilEnv.default_task
         self._arguments = arguments
@@ -87,13 +87,13 @@ class GymHilSimulation(GymnasiumSimulation):
 
     @property
     def spec(self) -> EnvSpec:
-        """The specification by the environment's spaces, with the cameras that are configured."""
+        """The spec, derived from the environment's spaces, with the configured cameras."""
         spec = super().spec
         cameras = {camera: spec.cameras[_CAMERAS[camera]] for camera in self._cameras}
         return EnvSpec(spec.state_size, spec.action_size, cameras=cameras, low=spec.low, high=spec.high)
 
     def reset(self, start: Start) -> None:
-        """See `Simulation`; gym-hil draws its starts by numpy's global generator, which is as before afterwards."""
+        """See `Simulation`; gym-hil draws its starts from numpy's global generator, whose state is restored."""
         before = np.random.get_state()
         np.random.seed(start.seed)
         try:
@@ -110,7 +110,7 @@ class GymHilSimulation(GymnasiumSimulation):
         return {**{name: value for name, value in row.items() if not name.startswith("images.")}, **images}
 
     def expert(self) -> Any:
-        """See `Simulation`: it picks the cube up, in `PandaPickCube-v0` alone."""
+        """See `Simulation`: picks up the cube; only in `PandaPickCube-v0`."""
         if not self._has_expert:
             return None
         wrappers = imported("gym_hil.wrappers.hil_wrappers", "gym_hil")
@@ -123,11 +123,11 @@ class GymHilSimulation(GymnasiumSimulation):
 
 
 class GymHilEnv(SimulatedEnv):
-    """`task` is an id of gym-hil that no person moves: `gym_hil/PandaPickCube-v0`, ..."""
+    """Environments of gym-hil. `task` is an id without human control: `gym_hil/PandaPickCube-v0`, ..."""
 
     simulation: ClassVar[str] = f"{__name__}:GymHilSimulation"
     default_task: ClassVar[str] = "gym_hil/PandaPickCube-v0"
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
-        """See `VectorEnv`: the gripper's number is added to what it is commanded, so 0 holds it."""
+        """See `VectorEnv`: the gripper's number changes its command, so 0 holds it."""
         return motion.action(self.action_size, np.zeros(self.action_size))

@@ -20,16 +20,16 @@ from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.simulators.robosuite import upright
 from rlinf_core import ConfigError
 
-# The limits that evaluations of vision-language-action models use, by suite: a little over the longest demonstration.
+# The usual limits in evaluations of vision-language-action models, by suite: slightly above the longest demonstration.
 _LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 _OTHER_LIMIT = 400
 _CAMERAS = {"main": "agentview", "wrist": "robot0_eye_in_hand"}
 _REST = np.array([0.0, 0, 0, 0, 0, 0, -1])
-# Objects are placed by numpy's own generator before the initial state is set; fixtures, which are not part of that
-# state, keep their places of this seed.
+# numpy's global generator places objects before the initial state is set; fixtures, which the state does not include,
+# keep the places of this seed.
 _PLACING_SEED = 0
-# Up to this far an object at rest is where it was stored: the distance of LIBERO's own `On`, and the height of its
-# regions (`under`). Its regions themselves are narrower than the stored starts, which are drawn around them.
+# An object at rest counts as unmoved within these distances: those of LIBERO's own `On`, and the height of its regions
+# (`under`). The regions themselves are narrower than the stored starts.
 _ASIDE, _ABOVE = 0.03, 0.10  # m
 
 
@@ -91,7 +91,7 @@ class LiberoSimulation(Simulation):
 
     @property
     def spec(self) -> EnvSpec:
-        """8 states: place and rotation vector of the hand, and the two fingers; with objects, their poses follow."""
+        """8 states: position and rotation vector of the hand, and both fingers; object poses follow if configured."""
         shape = (self._options.image_size, self._options.image_size, 3)
         cameras = {str(camera): shape for camera in self._options.cameras}
         return EnvSpec(len(self._states()), 7, cameras=cameras, has_instructions=True)
@@ -106,10 +106,10 @@ class LiberoSimulation(Simulation):
             self._observed, *_ = self._env.step(_REST)
 
     def faults_of_start(self) -> list[str]:
-        """See `Simulation`: what `(:init ...)` of the task's file says, by LIBERO's own predicates.
+        """See `Simulation`: checks `(:init ...)` of the task's file by LIBERO's own predicates.
 
-        Objects are stored in the air, so that nothing is said of a start that has no `settle_steps`. An object in a
-        region, as of the table, may also stay where it was stored.
+        Objects are stored in the air, so that a start without `settle_steps` is not checked. An object in a region,
+        such as one of the table, may also stay where it was stored.
         """
         if not self._options.settle_steps:
             return []
@@ -130,7 +130,7 @@ class LiberoSimulation(Simulation):
         return faults
 
     def _places(self) -> dict[str, NDArray[np.float64]]:
-        """Return the place of each object and fixture [m]."""
+        """Return the position of each object and fixture, in meters."""
         scene = self._env.env
         return {name: scene.sim.data.body_xpos[body].copy() for name, body in scene.obj_body_id.items()}
 
@@ -166,7 +166,7 @@ class LiberoEnv(SimulatedEnv):
 
 
 def rotation_vector(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the axis times the angle, from 0 to 2 pi, of a quaternion (x, y, z, w), as LIBERO's policies take it."""
+    """Return the axis times the angle, from 0 to 2 pi, of a quaternion (x, y, z, w), as LIBERO's policies expect it."""
     w = np.clip(quaternion[3], -1, 1)
     sine = np.sqrt(1 - w * w)
     if sine < 1e-8:

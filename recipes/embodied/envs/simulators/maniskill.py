@@ -1,6 +1,7 @@
 """ManiSkill 3: manipulation on SAPIEN, many environments on one GPU, or one on the CPU.
 
-Written to the interface of ManiSkill 3.0.1 and tested against a stand-in for it: it needs Vulkan, also without images.
+Written for the interface of ManiSkill 3.0.1 and tested against a stand-in, because ManiSkill needs Vulkan even without
+images.
 """
 
 # ManiSkill is an optional package: the checker of types runs without it.
@@ -26,15 +27,15 @@ _HELP = (
     "ManiSkill needs a Vulkan driver even without images (`vulkaninfo --summary` lists the devices), and an NVIDIA GPU"
     " for more than one environment"
 )
-# ManiSkill's names of cameras; not every task and robot has one at the hand.
+# ManiSkill's names of cameras; not every task and robot has a hand camera.
 _CAMERAS = {"main": "base_camera", "wrist": "hand_camera"}
 
 
 class ManiskillEnv(BatchedEnv):
     """`task` is an id: `PickCube-v1`, `StackCube-v1`, `PegInsertionSide-v1`, ...
 
-    All starts of a reset are drawn from one seed, so that no two environments can be given equal ones: groups, as GRPO
-    compares them, cannot be had.
+    All starts of a reset are drawn from one seed, so that environments cannot share a start: groups, as for GRPO, are
+    impossible.
     """
 
     # Success is reported in every step, and the simulator continues until a reset.
@@ -46,7 +47,7 @@ class ManiskillEnv(BatchedEnv):
         if settings.group_size > 1:
             raise ConfigError(
                 "`env_type: maniskill` cannot give the environments of a group equal starts",
-                where="env.group_size",
+                where="algorithm.group_size",
                 help="write `group_size: 1`, and an `adv_type` that compares no groups, such as gae",
             )
         task = settings.task or _DEFAULT_TASK
@@ -65,14 +66,14 @@ class ManiskillEnv(BatchedEnv):
                 reward_mode=options.reward_mode,
                 sim_backend=options.sim_backend,
                 sensor_configs={"width": size, "height": size},
-                # A reset would otherwise build other scenes, which some environments alone cannot.
+                # A reset would otherwise build other scenes, which a subset of the environments cannot.
                 reconfiguration_freq=0,
                 **named,
             )
         except (gymnasium.error.Error, KeyError, NotImplementedError, AssertionError) as error:
             raise ConfigError(f"`{task}` cannot be made: {error}", where="env.task") from error
         except RuntimeError as error:
-            # No driver, more environments on the CPU than one, a robot that there is not.
+            # No driver, several environments on the CPU, or an unknown robot.
             raise ConfigError(f"`{task}` cannot be made: {error}", where="env", help=_HELP) from error
         self._base: Any = self._env.unwrapped
         self.control_hz = float(self._base.control_freq)
@@ -93,7 +94,7 @@ class ManiskillEnv(BatchedEnv):
 
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         rows = np.flatnonzero(mask)
-        # Most tasks draw the starts of a reset by torch, seeded with the first seed, whichever are reset.
+        # Most tasks draw the starts of a reset with torch, from the first seed, whichever environments are reset.
         seed = [int(seeds[rows[0]]), *seeds[1:].tolist()]
         options = {} if mask.all() else {"env_idx": self._torch.as_tensor(rows, device=self._base.device)}
         observation, _ = self._env.reset(seed=seed, options=options)
@@ -101,7 +102,7 @@ class ManiskillEnv(BatchedEnv):
 
     def _step_all(self, actions: Array) -> tuple[Observation, Transition]:
         scaled = (self._middle + self._half * np.clip(actions, -1, 1)).astype(np.float32)
-        # The limit is kept by `VectorEnv`, and may be longer than ManiSkill's own.
+        # `VectorEnv` enforces the limit, which may exceed ManiSkill's own.
         observation, rewards, terminated, _, info = self._env.step(
             self._torch.as_tensor(scaled, device=self._base.device)
         )
@@ -135,7 +136,7 @@ class ManiskillEnv(BatchedEnv):
 
 
 def _limit(env: Any) -> int | None:
-    """Return the episode length: of the outermost wrapper that has one, or of the id."""
+    """Return the limit of an episode: from the outermost wrapper that has one, or from the id."""
     while env is not None:
         limit = vars(env).get("_max_episode_steps") or getattr(getattr(env, "spec", None), "max_episode_steps", None)
         if limit is not None:

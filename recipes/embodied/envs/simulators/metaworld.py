@@ -21,14 +21,14 @@ from rlinf_core import ConfigError
 _SETS = ("MT10", "MT25", "MT50", "ML10", "ML25", "ML45")
 _STEPS = 500
 _WRIST = "gripperPOV"
-# Height of the upper edge of a camera over its middle, for a length of 1.
+# The vertical component of a camera's up direction below which the camera counts as upside down.
 _UPSIDE_DOWN = -0.3
 
 
 class MetaworldSimulation(Simulation):
     """One of Meta-World's tasks: `reach-v3`, or `reach-v3:hidden` if the goal is not observed.
 
-    Its 50 goals are fixed by `goal_seed`; those of ML's test split are others.
+    `goal_seed` determines its 50 goals; ML's test split has other goals.
     """
 
     options_model = MetaworldOptions
@@ -68,7 +68,7 @@ class MetaworldSimulation(Simulation):
             width=size,
             height=size,
         )
-        # The limit is kept by `VectorEnv`, and may be longer.
+        # `VectorEnv` enforces the limit, which may be longer.
         self._env.max_path_length = 2**31
         self.control_hz = round(1 / self._env.dt, 3)
         self._words = name.removesuffix("-v3").replace("-", " ")
@@ -77,7 +77,7 @@ class MetaworldSimulation(Simulation):
 
     @property
     def spec(self) -> EnvSpec:
-        """39 states: the present and the last positions of the gripper and the objects, and the goal."""
+        """39 states: the current and the previous positions of the gripper and the objects, and the goal."""
         size = self._options.image_size
         return EnvSpec(
             self._options.state_size, 4, cameras=dict.fromkeys(self._cameras, (size, size, 3)), has_instructions=True
@@ -85,20 +85,20 @@ class MetaworldSimulation(Simulation):
 
     def reset(self, start: Start) -> None:
         """See `Simulation`; the goals are the fixed starts."""
-        # Some tasks draw from numpy's own generator.
+        # Some tasks draw from numpy's global generator.
         np.random.seed(start.seed)
         self._env.set_task(self._goals[start.number % len(self._goals)])
         self._env.seed(start.seed)
         self._observation, _ = self._env.reset()
 
     def step(self, action: Any) -> Outcome:
-        """See `Simulation`; an episode ends with success, which Meta-World itself leaves to its user."""
+        """See `Simulation`; success ends an episode, which Meta-World leaves to its user."""
         self._observation, reward, _, _, info = self._env.step(action)
         success = bool(info["success"])
         return Outcome(float(reward) * self._options.reward_scale, terminated=success, success=success)
 
     def expert(self) -> Any:
-        """See `Simulation`: the policy that Meta-World has for the task; of tasks whose goal is hidden, too."""
+        """See `Simulation`: Meta-World's own policy for the task, also if the goal is hidden."""
         if self._expert is None:
             policies = imported("metaworld.policies", "metaworld")
             self._expert = policies.ENV_POLICY_MAP[self._name]()
@@ -117,8 +117,8 @@ class MetaworldSimulation(Simulation):
         renderer = self._env.mujoco_renderer
         renderer.camera_id = number = renderer.model.camera(name).id
         image = renderer.render("rgb_array")
-        # Those cameras of Meta-World that look at the table from its corners are mounted upside down: where the upper
-        # edge of the image points down, the image is turned by half a turn (not mirrored).
+        # Meta-World mounts its corner cameras upside down: if the upper edge of an image points down, the image is
+        # rotated by half a turn (not mirrored).
         up = self._env.data.cam_xmat[number].reshape(3, 3)[2, 1]
         return np.ascontiguousarray(image[::-1, ::-1] if up < _UPSIDE_DOWN else image)
 
@@ -128,7 +128,7 @@ class MetaworldSimulation(Simulation):
 
 @cache
 def _goals(name: str, hidden: bool, split: str, seed: int) -> list[Any]:
-    """Return the 50 goals of a task; cached, because Meta-World resets an environment for each of them."""
+    """Return the 50 goals of a task; cached, because Meta-World resets an environment for each goal."""
     metaworld = imported("metaworld", "metaworld")
     benchmark = (metaworld.ML1 if hidden else metaworld.MT1)(name, seed=seed)
     return benchmark.test_tasks if split == "test" else benchmark.train_tasks

@@ -1,6 +1,6 @@
 """Options of built-in environments, `env.train.options`, validated without importing the simulators.
 
-numpy is not imported: `rlinf validate` reads these models.
+Imports no numpy, since `rlinf validate` reads these models.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class SharedStarts(NamedTuple):
     """Starts that training and evaluation share.
 
     Attributes:
-        what: they are.
-        remedy: how evaluation gets others.
+        what: the kind of starts.
+        remedy: how to give evaluation other starts.
     """
 
     what: str
@@ -48,13 +48,13 @@ class SimulatorOptions(ConfigModel):
 
     @property
     def state_size(self) -> int:
-        """Numbers in the observation `states`; 0: only the simulator knows."""
+        """The number of values in the observation `states`; 0: only the simulator knows."""
         return 0
 
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:
-        """Return the starts that training with these options shares with evaluation, where a task's starts are fixed.
+        """Return the starts that training with these options shares with evaluation, if a task's starts are fixed.
 
-        By default starts are drawn by the seed, and are others for another seed.
+        By default starts depend on the seed, and are not shared.
         """
         return None
 

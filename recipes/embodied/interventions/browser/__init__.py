@@ -1,1 +1,1 @@
-"""A person at a web page: who steers, what their keys mean, the pictures that they see, and the server of the page."""
+"""A person at a web page: the operator, the key bindings, the displayed images, and the server of the page."""

@@ -1,7 +1,8 @@
-"""A person at a web page, over a WebSocket with a token: the side of the env worker.
+"""A person at a web page, over a WebSocket with a token: the env worker's side.
 
-It listens on loopback unless the file says otherwise. A tunnel (`ssh -L 17321:127.0.0.1:17321 robot-pc`) is the safe
-way from another machine: the connection itself is not encrypted, and browsers give gamepads to pages of loopback alone.
+The server listens on loopback unless the job file says otherwise. From another machine, a tunnel (`ssh -L
+17321:127.0.0.1:17321 robot-pc`) is the safe way: the connection itself is not encrypted, and browsers give gamepads
+only to pages of loopback.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.source_options import BrowserOptions
 from rlinf_core.process.known_secrets import remember
 
-# Without a message after which another person may take over; a page sends some every second.
+# After this many seconds without a message, another person may take over; the page sends several per second.
 ALIVE_SECONDS: Final = 2.0
 _log = logging.getLogger("rlinf.interventions")
 
 
 class BrowserSource(PersonSource):
-    """Controls of a web page, one operator at a time, who is shown what the cameras see."""
+    """Controls of a web page for one operator at a time, who sees the camera images."""
 
     options_model = BrowserOptions
 
@@ -55,11 +56,11 @@ class BrowserSource(PersonSource):
 
     @property
     def picture_seconds(self) -> list[float]:
-        """The newest seconds from the sending of a picture until it was on the screen."""
+        """The latest delays from the sending of an image to its display, in seconds."""
         return list(self._server.round_trips)
 
     def poll(self) -> Controls:
-        """See `PersonSource`. Where the person was in charge and falls silent, the arm is held where it is."""
+        """See `PersonSource`. If the person in charge falls silent, the arm is held in place."""
         heard, connected = self._desk.take()
         now = time.monotonic()
         if connected and now >= self._picture_due:

@@ -1,5 +1,5 @@
-"""The operator who steers remotely: their token, what they asked for since the last step, what they see,
-and an arm whose operator falls silent. No sockets; moments are arguments.
+"""The remote operator: their token, their requests since the last step, their view, and the handling of silence.
+Opens no sockets, and takes times as arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_token(file: str) -> str:
     """Return the token in a file.
 
     Raises:
-        InterventionError: it cannot be read, is empty, or is readable by other users.
+        InterventionError: the file cannot be read, is empty, or is readable by other users.
     """
     how = "create one with `(umask 077; openssl rand -hex 32 > FILE)`, with the same content on both sides"
     try:
@@ -53,10 +53,10 @@ def cannot_listen(source: str, options: BrowserOptions, error: OSError) -> Inter
 
 
 def merged(controls: Sequence[Controls]) -> Controls | None:
-    """Return the newest controls with every button that was pressed in them; None: there are none."""
+    """Return the newest controls, with all button presses of earlier ones; None without controls."""
     if not controls:
         return None
-    # Buttons count, however soon after them the next message came.
+    # A button press counts, however soon the next message followed.
     return controls[-1]._replace(
         verdict=next((control.verdict for control in controls if control.verdict is not None), None),
         toggles_gripper=sum(control.toggles_gripper for control in controls) % 2 == 1,
@@ -65,10 +65,10 @@ def merged(controls: Sequence[Controls]) -> Controls | None:
 
 
 class OperatorLink:
-    """Holds an arm whose operator falls silent while in charge, and ends the run if that lasts.
+    """Holds an arm whose operator falls silent while in charge, and ends the run if the silence lasts.
 
     Args:
-        options: `hold_steps`, after which the arm stands still, at once where the connection has ended; `lost_steps`,
+        options: `hold_steps`, after which the arm is held (at once if the connection has ended), and `lost_steps`,
             after which the run ends.
         where: the source and its address, for errors.
     """
@@ -82,7 +82,7 @@ class OperatorLink:
         """Return the controls of a step.
 
         Args:
-            heard: what came since the last step; None: nothing did.
+            heard: the controls since the last step; None: none came.
             connected: whether the operator is connected.
 
         Raises:
@@ -110,10 +110,10 @@ class DeskTakenError(Exception):
 
 
 class OperatorDesk:
-    """The place of one operator. Safe for threads.
+    """The place of one operator. Thread-safe.
 
-    A second person is refused while the first is heard. Whoever comes after a silence replaces the first, whose link
-    may be dead without a word.
+    A second person is refused while messages of the first arrive. After a silence a newcomer replaces the first, whose
+    link may have died unnoticed.
 
     Args:
         alive_seconds: the seconds without a message after which an operator may be replaced.
@@ -132,7 +132,7 @@ class OperatorDesk:
         return self._operator
 
     def sit(self, person: object, now: float) -> object | None:
-        """Make a person the operator; return whom they replace.
+        """Make a person the operator; return the person replaced, if any.
 
         Raises:
             DeskTakenError: somebody else steers.
@@ -144,7 +144,7 @@ class OperatorDesk:
             return replaced
 
     def hear(self, person: object, controls: Controls, now: float) -> bool:
-        """Take a message of a person into account; return whether they are the operator."""
+        """Process a person's message; return whether the person is the operator."""
         with self._lock:
             if person is not self._operator:
                 return False
@@ -154,29 +154,29 @@ class OperatorDesk:
             return True
 
     def leave(self, person: object) -> None:
-        """Free the place, if it is this person's. What they said before counts."""
+        """Free the place if this person holds it. Their earlier messages still count."""
         with self._lock:
             if person is self._operator:
                 self._operator = None
 
     def take(self) -> tuple[Controls | None, bool]:
-        """Return what the operator asked for since the last call, None if nothing came, and whether one is there."""
+        """Return the operator's controls since the last call (None if none came), and whether one is connected."""
         with self._lock:
             pending, self._pending = self._pending, []
             return (pending[0] if pending else None), self._operator is not None
 
 
-# Milliseconds are lost by larger ones, and the page shows them smaller.
+# Larger images cost milliseconds, and the page scales them down.
 _LARGEST: Final = 640
 
 
 class Shown(NamedTuple):
-    """The view at one moment.
+    """The content of the page at one moment.
 
     Attributes:
-        number: grows with each set of pictures.
+        number: the number of the set of images, which increases.
         views: the newest picture of each camera.
-        state: the state of the episode, as it is sent.
+        state: the state of the episode, as sent.
     """
 
     number: int = 0
@@ -185,7 +185,7 @@ class Shown(NamedTuple):
 
 
 class Exhibit:
-    """The newest pictures and state. Safe for threads.
+    """The newest images and state. Thread-safe.
 
     Args:
         wake: called after each change.
@@ -216,7 +216,7 @@ class Exhibit:
 
 
 def jpeg(image: NDArray[np.uint8], quality: int) -> bytes:
-    """Return an image [H, W, 3] as JPEG, made smaller where a side is longer than 640 pixels."""
+    """Return an image [H, W, 3] as JPEG, scaled down if a side is longer than 640 pixels."""
     picture = Image.fromarray(image)
     picture.thumbnail((_LARGEST, _LARGEST))
     buffer = io.BytesIO()

@@ -1,16 +1,16 @@
 """The messages of the page: JSON over a WebSocket. Nothing is evaluated.
 
-The first one is `{"token": "..."}`, and its reply `{"ok": true, "hz": 20}`, or `{"ok": false, "message": "..."}`.
-Every one that follows is either the number of the newest picture that is on the screen, `{"shown": 12}`, or what a
-person does, sent several times a second:
+The first message is `{"token": "..."}`, and its reply `{"ok": true, "hz": 20}` or `{"ok": false, "message": "..."}`.
+Each later one is either the number of the newest displayed image, `{"shown": 12}`, or a person's input, sent several
+times a second:
 
     {"enabled": true, "keys": ["w"], "pressed": ["gripper"], "pad": null}
 
-`keys` are those that are down, as in `key_bindings.MOVES`; `pressed` are buttons that went down since the last message.
-`pad` is a gamepad in the order of `PAD`. Without `enabled`, which a person holds, nothing moves.
+`keys` are held down, named as in `key_bindings.MOVES`; `pressed` are buttons that went down since the last message.
+`pad` is a gamepad in the order of `PAD`. Nothing moves unless a person holds `enabled`.
 
-The server sends its state as JSON, and each picture as four bytes, the length of a JSON head with `camera`, `number`
-and `age` (seconds when it was sent), that head, and a JPEG.
+The server sends its state as JSON. It sends each image as four bytes with the length of a JSON head, the head with
+`camera`, `number` and `age` (in seconds when sent), and a JPEG.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Share: TypeAlias = Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_n
 
 
 class _Input(BaseModel):
-    """The message of what a person does, see the module."""
+    """The message with a person's input, see the module."""
 
     enabled: StrictBool
     keys: Annotated[list[Annotated[str, AfterValidator(_known)]], Field(max_length=_MOST_KEYS)]
@@ -63,7 +63,7 @@ def decode(text: bytes) -> dict[str, Any]:
     """Return the message in a text.
 
     Raises:
-        BadMessageError: it is no JSON object.
+        BadMessageError: the text is no JSON object.
     """
     try:
         return load_json_object(text)
@@ -78,10 +78,10 @@ def knows(message: Mapping[str, Any], token: str) -> bool:
 
 
 def shown(message: Mapping[str, Any]) -> int | None:
-    """Return the number of the picture that a message acknowledges; None: it is an input event.
+    """Return the number of the image that a message acknowledges; None if the message is an input.
 
     Raises:
-        BadMessageError: it is not a number.
+        BadMessageError: the value is not a number.
     """
     if "shown" not in message:
         return None

@@ -1,7 +1,7 @@
-"""The server of the page, in its own thread: nothing is sent to a client that has not presented the token.
+"""The server of the page, in its own thread; it sends no data to a client that has not presented the token.
 
-The page itself holds no secret. A WebSocket is opened by that page alone (`Origin`), and a page elsewhere does not
-reach this server under its own name (`Host`).
+The page itself holds no secret. Only this page can open a WebSocket (`Origin`), and another site cannot reach this
+server under its own name (`Host`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _HEADERS: Final = (
 )
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 _ANY: Final = ("0.0.0.0", "::")
-# Sets of pictures that are on their way: a slow link shows fewer, not older ones.
+# The most sets of images in transit: a slow link shows fewer images, not older ones.
 _MOST_ON_THE_WAY: Final = 2
-_STATE_SECONDS: Final = 0.5  # between two states where nothing changes
+_STATE_SECONDS: Final = 0.5  # between two states if nothing changes
 _START_SECONDS: Final = 30.0
 _END_SECONDS: Final = 5.0
 WRONG_TOKEN, REPLACED, TAKEN, BAD_MESSAGE = 4401, 4408, 4409, 4400  # codes of closed connections
@@ -81,11 +81,11 @@ class PageServer:
         quality: the quality of JPEG pictures.
 
     Attributes:
-        exhibit: what an operator is shown.
-        round_trips: the newest seconds from the sending of a picture until it was on the screen.
+        exhibit: the content for the operator.
+        round_trips: the latest delays from the sending of an image to its display, in seconds.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the server cannot listen there.
     """
 
     def __init__(self, host: str, port: int, token: str, desk: OperatorDesk, *, hz: float, quality: int) -> None:
@@ -157,7 +157,7 @@ class PageServer:
         return Starlette(routes=[*pages, WebSocketRoute("/operate", self._operate)])
 
     async def _operate(self, socket: WebSocket) -> None:
-        """Hear a person, from the token on until they leave or are replaced."""
+        """Serve a person from the token until they leave or are replaced."""
         await socket.accept()
         if not await self._proves(socket):
             return
@@ -201,7 +201,7 @@ class PageServer:
         return not fault
 
     async def _converse(self, socket: WebSocket) -> None:
-        """Hear an operator and show pictures, until either ends."""
+        """Receive an operator's messages and send images, until either ends."""
         sent: dict[int, float] = {}
         work = [asyncio.ensure_future(self._hear(socket, sent)), asyncio.ensure_future(self._show(socket, sent))]
         try:
@@ -233,7 +233,7 @@ class PageServer:
     async def _show(self, socket: WebSocket, sent: dict[int, float]) -> None:
         number, state, sent_at = 0, None, 0.0
         while True:
-            self._changed.clear()  # what changes from here on ends the wait below
+            self._changed.clear()  # changes from here on end the wait below
             newest = self.exhibit.newest
             now = time.monotonic()
             if newest.state != state or now - sent_at >= _STATE_SECONDS:
@@ -251,7 +251,7 @@ class PageServer:
 
 
 class _Gate:
-    """Refuses requests under another name of this address and pages elsewhere, and adds the headers of protection."""
+    """Refuses requests under other host names or from other sites, and adds security headers."""
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app, self._host = app, host
@@ -324,7 +324,7 @@ TOKEN_SECONDS: Final = 10.0  # within which a connection must present the token,
 
 
 class Entrance:
-    """The connections of a server that have not presented the token. Used by one thread."""
+    """The connections of a server that have not yet presented the token. Used by one thread."""
 
     def __init__(self) -> None:
         self._unproven: Unproven[asyncio.Transport] = Unproven(_MOST_UNPROVEN, seconds=TOKEN_SECONDS)
@@ -347,19 +347,19 @@ class Entrance:
             transport.abort()
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all of these connections."""
         for transport in self._unproven.remove_all():
             transport.abort()
 
 
 class Newcomer(H11Protocol):
-    """A connection that counts as a newcomer from its first moment on."""
+    """A connection that counts as unproven from its start."""
 
     def __init__(self, entrance: Entrance, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._entrance = entrance
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin."""
+        """Register the connection with the entrance."""
         super().connection_made(transport)
         self._entrance.admit(transport, self.loop.time())

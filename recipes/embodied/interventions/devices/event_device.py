@@ -1,4 +1,4 @@
-"""Devices on Linux that a person steers with: device files by `evdev`, gamepads, and a SpaceMouse by `hid`."""
+"""Linux devices for steering by a person: device files by `evdev`, gamepads, and a SpaceMouse by `hid`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class InputEvent(NamedTuple):
     """One change of a key, a button or an axis.
 
     Attributes:
-        is_key: whether it is of a key or a button; else it is of an axis.
-        code: which one.
-        value: 0 up, 1 down, 2 repeated; of an axis its position, as the device counts.
+        is_key: whether a key or button changed, rather than an axis.
+        code: the code of the key, button or axis.
+        value: 0 up, 1 down, 2 repeated; for an axis its raw position.
     """
 
     is_key: bool
@@ -84,7 +84,7 @@ class EventDevice:
         return gamepads[0]
 
     def axis_range(self, axis: int) -> tuple[int, int]:
-        """Return the smallest and the largest position of an axis; 0 and 0 where the device has none."""
+        """Return the smallest and the largest position of an axis; 0 and 0 if the device lacks it."""
         try:
             info = self._device.absinfo(axis)
         except (OSError, KeyError):
@@ -120,7 +120,7 @@ class EventDevice:
         )
 
 
-# Codes of linux/input-event-codes.h, as Linux names the controls of every gamepad it knows.
+# Codes of linux/input-event-codes.h for the controls of every gamepad that Linux knows.
 LEFT_X, LEFT_Y, LEFT_TRIGGER, RIGHT_X, RIGHT_Y, RIGHT_TRIGGER, HAT_X = 0, 1, 2, 3, 4, 5, 16
 SOUTH, RIGHT_SHOULDER, SELECT, START = 0x130, 0x137, 0x13A, 0x13B
 _STICKS: Final = (LEFT_X, LEFT_Y, RIGHT_X, RIGHT_Y, HAT_X)
@@ -136,15 +136,15 @@ def pad_axes(
     right_trigger: float,
     cross_x: float,
 ) -> tuple[Axes, Axes]:
-    """Return the motion along the axes and the turn about them that the controls of a gamepad stand for.
+    """Return the motion along and the rotation about the axes for the controls of a gamepad.
 
-    Sticks count to the right and towards the person, from -1 to 1; triggers from 0 to 1.
+    Stick values increase to the right and towards the person, from -1 to 1; triggers are from 0 to 1.
     """
     return (-left_y, -left_x, right_trigger - left_trigger), (cross_x, -right_y, -right_x)
 
 
 class GamepadState:
-    """Positions of the controls, as events change them.
+    """Positions of the controls, updated by events.
 
     Args:
         ranges: smallest and largest position of each axis, by code.
@@ -157,7 +157,7 @@ class GamepadState:
         self._pressed: set[int] = set()
 
     def change(self, event: InputEvent) -> None:
-        """Take an event into account."""
+        """Apply an event."""
         if event.is_key:
             if event.value == 1:
                 self._pressed.add(event.code)
@@ -171,7 +171,7 @@ class GamepadState:
             self._axes[event.code] = share if event.code in _TRIGGERS else 2 * share - 1
 
     def take(self) -> Controls:
-        """Return the state, and forget what was pressed."""
+        """Return the state, and clear the pressed buttons."""
         axes, pressed = self._axes, self._pressed
         self._pressed = set()
         verdict: Verdict | None = "success" if START in pressed else "failure" if SELECT in pressed else None
@@ -204,26 +204,26 @@ class GamepadSource(PersonSource):
 
 
 VENDOR: Final = 0x256F
-# Older devices have the vendor of Logitech, and these products.
+# Older devices have Logitech's vendor id, and these product ids.
 OLD_VENDOR: Final = 0x046D
 OLD_PRODUCTS: Final = range(0xC603, 0xC62C)
-FULL: Final = 350.0  # counts of the largest deflection
+FULL: Final = 350.0  # counts at the largest deflection
 _REPORT_BYTES: Final = 64
 _MOVES, _TURNS, _BUTTONS = 1, 2, 3  # numbers of reports
 _LEFT, _RIGHT = 1, 2
 
 
 class SpaceMouseState:
-    """Position of the cap and the buttons, as reports change them."""
+    """Positions of the cap and the buttons, updated by reports."""
 
     def __init__(self) -> None:
         self._moves = self._turns = (0, 0, 0)
         self._buttons = self._pressed = 0
 
     def change(self, report: Sequence[int]) -> None:
-        """Take a report into account; its first byte is its number.
+        """Apply a report; its first byte is its number.
 
-        Newer devices put all six axes into report 1, older ones the turns into report 2.
+        Newer devices report all six axes in report 1; older ones report rotations in report 2.
         """
         if not report:
             return
@@ -239,9 +239,9 @@ class SpaceMouseState:
             self._buttons = data[0]
 
     def take(self) -> Controls:
-        """Return the state, and forget what was pressed."""
+        """Return the state, and clear the pressed buttons."""
         pressed, self._pressed = self._pressed, 0
-        # The device counts to the right, towards the person, and down.
+        # The device counts positively to the right, towards the person, and down.
         right, back, down = (count / FULL for count in self._moves)
         about_right, about_back, about_down = (count / FULL for count in self._turns)
         return Controls(
@@ -297,7 +297,7 @@ def _found(hid: Any, serial: str | None) -> dict[str, Any]:
     """Return the library's description of the selected device.
 
     Raises:
-        InterventionError: it does not exist, or there are several.
+        InterventionError: there is no such device, or several.
     """
     devices: dict[Any, dict[str, Any]] = {}
     for info in hid.enumerate():

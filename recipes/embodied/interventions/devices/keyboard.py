@@ -1,4 +1,4 @@
-"""A keyboard: that of the terminal, or the device file of one that is attached to the node."""
+"""A keyboard: that of the terminal, or the device file of a keyboard attached to the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipes.embodied.interventions.intervention import Axes, InterventionError,
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.source_options import KeyboardOptions
 
-# Direction of each key: forward, left, up, and about these.
+# The direction of each key: forward, left, up, and rotations about these axes.
 MOVES: Final = {
     "w": (1, 0, 0, 0, 0, 0),
     "s": (-1, 0, 0, 0, 0, 0),
@@ -41,7 +41,7 @@ LEGEND: Final = (
 
 
 def key_axes(keys: Set[str]) -> tuple[Axes, Axes]:
-    """Return the motion along the axes and the turn about them that keys stand for."""
+    """Return the motion along and the rotation about the axes for held keys."""
     sums = [0.0] * 6
     for key in keys:
         for axis, share in enumerate(MOVES.get(key, ())):
@@ -51,11 +51,11 @@ def key_axes(keys: Set[str]) -> tuple[Axes, Axes]:
 
 
 def controls_of(held: Set[str], pressed: Set[str]) -> Controls:
-    """Return what keys stand for.
+    """Return the controls for keys.
 
     Args:
         held: keys that are down.
-        pressed: keys that went down since the last look.
+        pressed: keys that went down since the last call.
     """
     linear, angular = key_axes(held | pressed)
     return Controls(
@@ -87,8 +87,8 @@ _TERMINAL: Final = "/dev/tty"
 
 
 class Terminal:
-    """The keys of the process's terminal. A terminal reports no releases: a key counts for one step each time it is
-    typed or repeats.
+    """The keys of the process's terminal. A terminal reports no releases, so that a key counts for one step each time
+    it is typed or repeats.
 
     Args:
         path: its device file.
@@ -118,7 +118,7 @@ class Terminal:
         """Return the keys typed since the last call.
 
         Raises:
-            InterventionError: the terminal is gone.
+            InterventionError: the terminal has been closed.
         """
         keys: set[str] = set()
         while select.select([self._file], [], [], 0)[0]:

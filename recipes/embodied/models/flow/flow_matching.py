@@ -1,8 +1,8 @@
-"""Flow matching, and its form with noise at each step, by which reinforcement learning gets log-probabilities.
+"""Flow matching, and its variant with noise at each step, which provides log-probabilities for reinforcement learning.
 
 A flow carries noise x_0, drawn from a standard normal distribution, to a sample x_1 along x_t = (1 - t) x_0 + t x_1; a
-network estimates the velocity v = x_1 - x_0 (Lipman et al., arXiv 2210.02747). Its ordinary differential equation has
-no log-probabilities of samples. A stochastic one with the same distributions at every t has,
+network estimates the velocity v = x_1 - x_0 (Lipman et al., arXiv 2210.02747). Its ordinary differential equation gives
+no log-probabilities of samples. A stochastic one with the same marginals at every t does,
 
     dx = (v + s^2 / 2 * score) dt + s dw,    score = -(x - t v) / (1 - t)
 
@@ -26,13 +26,13 @@ _LOG_SQRT_TAU = math.log(2 * math.pi) / 2
 class FlowSde:
     """The Euler steps of a stochastic flow, with noise at every step.
 
-    What is drawn is recorded as [R, n, ...], the sample last: here R = K + 1, the chain of all steps from the first
-    noise on. Log-probabilities are those of S of its steps, here all K. The first noise is drawn alike whatever the
-    weights are, and has none.
+    A draw is recorded as [R, n, ...] with the sample last: here R = K + 1, the chain of all steps from the initial
+    noise. Log-probabilities are those of S steps, here all K. The initial noise does not depend on the weights, and has
+    none.
 
     Args:
-        steps: K, from noise to sample.
-        noise: scale of what is drawn at each step.
+        steps: K, the number of steps from noise to sample.
+        noise: the scale of the noise at each step.
     """
 
     def __init__(self, steps: int, noise: float) -> None:
@@ -41,12 +41,12 @@ class FlowSde:
 
     @property
     def recorded(self) -> int:
-        """R."""
+        """R, the length of a record."""
         return self.steps + 1
 
     @property
     def judged(self) -> int:
-        """S, as often as the velocity is computed to judge a sample."""
+        """S, how often the velocity is computed to evaluate a sample."""
         return self.steps
 
     def draw(self, velocity: Velocity, like: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class FlowSde:
         )
 
     def entropies(self, record: Tensor) -> Tensor:
-        """Return the entropies of the distributions of each number, [S, n, ...]; they are constants."""
+        """Return the entropies of the distributions of each number, [S, n, ...], which are constants."""
         return torch.stack([self._entropy(record[0], _steps(record[0], index)) for index in range(self.steps)])
 
     def _judge(self, velocity: Velocity, x: Tensor, after: Tensor, at: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class FlowSde:
         return (0.5 + _LOG_SQRT_TAU + self._deviation(at, like).log()).expand_as(like)
 
     def _step(self, x: Tensor, velocity: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of the x after step number `at`, [n]."""
+        """Return mean and standard deviation of x after step number `at`, [n]."""
         time = _beside(at / self.steps, x)
         drift = velocity - self.noise**2 / 2 * (x - time * velocity)
         return x + drift / self.steps, self._deviation(at, x)
@@ -104,9 +104,9 @@ class FlowSde:
 
 
 class OneStepSde(FlowSde):
-    """The steps of a flow of which one has noise, redrawn for each sample (pi_RL, arXiv 2510.25889).
+    """The steps of a flow with noise at one step, drawn anew for each sample (pi_RL, arXiv 2510.25889).
 
-    A sample is judged by one velocity, whatever K is. Recorded are x before that step, x after it, the step's number,
+    One velocity evaluates a sample, whatever K is. The record holds x before that step, x after it, the step's number,
     and the sample: R = 4, S = 1.
     """
 
@@ -121,7 +121,7 @@ class OneStepSde(FlowSde):
     def draw(self, velocity: Velocity, like: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         x = torch.empty_like(like).normal_(generator=generator)
         drawn = torch.empty_like(x).normal_(generator=generator)
-        # The generator may be of another device than that of whole numbers.
+        # The generator may be on another device than integers are drawn on.
         chosen = torch.empty_like(x[:, :1].flatten(1)[:, 0]).uniform_(generator=generator).mul(self.steps).floor()
         chosen = chosen.clamp(max=self.steps - 1)
         before, after, logprobs = x, x, x
@@ -146,13 +146,13 @@ class OneStepSde(FlowSde):
 def flow_matching_losses(
     velocity: Velocity, samples: Tensor, generator: torch.Generator | None = None, time: Tensor | None = None
 ) -> Tensor:
-    """Return the squared errors of the velocity toward samples [n, ...], in their shape.
+    """Return the squared errors of the velocity toward samples, [n, ...].
 
     Args:
         velocity: the network that learns.
-        samples: the samples, as wanted.
+        samples: the target samples.
         generator: source of randomness; None: torch's own.
-        time: the time of each sample, [n]; None: drawn evenly from 0 to 1.
+        time: the time of each sample, [n]; None: drawn uniformly from 0 to 1.
     """
     noise = torch.empty_like(samples).normal_(generator=generator)
     if time is None:
@@ -162,21 +162,21 @@ def flow_matching_losses(
 
 
 def _steps(like: Tensor, index: int) -> Tensor:
-    """Return the number of a step for each sample, [n], of samples [n, ...]."""
-    # A traced policy takes batches of any size: `len` would be that of the example.
+    """Return a step number for each of the samples [n, ...], [n]."""
+    # A traced policy takes batches of any size; `len` would fix the example's.
     return like.new_full((like.shape[0],), index)
 
 
 def _chosen(record: Tensor) -> Tensor:
-    """Return the number of the step with noise, [n], of a record of `OneStepSde`."""
+    """Return the number of the noisy step, [n], in a record of `OneStepSde`."""
     return record[2].flatten(1)[:, 0]
 
 
 def _beside(numbers: Tensor, like: Tensor) -> Tensor:
-    """Return numbers [n] in a shape that is broadcast over samples [n, ...]."""
+    """Reshape numbers [n] to broadcast over samples [n, ...]."""
     return numbers.view(-1, *[1] * (like.dim() - 1))
 
 
 def _logprob(standard: Tensor, deviation: Tensor) -> Tensor:
-    """Return the log-probability of what is so many standard deviations away from the mean."""
+    """Return the log-probability of a value that is `standard` standard deviations from the mean."""
     return -standard.square() / 2 - _LOG_SQRT_TAU - deviation.log()

@@ -1,1 +1,1 @@
-"""Policies of lerobot, by the interface that all of them have."""
+"""Policies of lerobot, through their common interface."""

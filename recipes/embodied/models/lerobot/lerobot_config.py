@@ -1,6 +1,6 @@
-"""Configurations and processors of lerobot's policies: of a folder, or of a type that is built for an environment."""
+"""Configurations and processors of lerobot's policies, from a folder, or for a type built for an environment."""
 
-# lerobot has few types, and is not installed where these are checked.
+# lerobot is largely untyped, and is not installed where types are checked.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
 
@@ -29,11 +29,11 @@ ACTION: Final = "action"
 PREPROCESSOR: Final = "policy_preprocessor.json"
 POSTPROCESSOR: Final = "policy_postprocessor.json"
 EPSILON: Final = 1e-8
-# Of ImageNet: by them lerobot normalizes pictures of every data set, unless configured otherwise.
+# ImageNet's statistics, by which lerobot normalizes images of every data set unless configured otherwise.
 _COLOURS: Final = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-# Of lerobot's modes: which share of the rows is below the lower bound, and above the upper one.
+# By lerobot's mode: the share of rows below the lower bound, and above the upper one.
 _OUTSIDE: Final = {"MIN_MAX": 0.0, "QUANTILES": 0.01, "QUANTILE10": 0.1}
-# Settings of vision models that resize what they see: a picture of another size than in training is not a fault.
+# Settings of vision models that resize images: another size than in training is then no fault.
 _RESIZES: Final = ("resize_imgs_with_padding", "image_resolution", "resize_shape")
 
 
@@ -44,11 +44,11 @@ def require_lerobot(
 
     Args:
         model_type: the model type that needs it.
-        module: the module of lerobot that is needed.
+        module: the required module of lerobot.
         package: the package, as pip installs it.
 
     Raises:
-        ConfigError: it is not, in this interpreter.
+        ConfigError: lerobot is not installed in this interpreter.
     """
     try:
         import_module(module)
@@ -63,16 +63,14 @@ def require_lerobot(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason of an exception of lerobot in a line: of what it was raised from, since draccus's own says only
-    that there was one.
-    """
+    """Return the reason of a lerobot exception in one line: that of its cause, since draccus's message has none."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)
 
 
 def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: EnvSpec) -> Any:
-    """Return lerobot's configuration of a policy, for the chunks that are carried out here.
+    """Return lerobot's configuration of a policy, for the executed chunks.
 
     Args:
         config: the section `actor.model`.
@@ -80,7 +78,7 @@ def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: En
         spec: the spec of the environment.
 
     Raises:
-        ConfigError: the folder has none, a setting is unknown, or the policy averages actions over steps.
+        ConfigError: the folder has no configuration, a setting is unknown, or the policy averages actions over steps.
     """
     import draccus
     from lerobot.configs.policies import PreTrainedConfig
@@ -99,7 +97,7 @@ def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: En
                 shape = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
                 kind, settings = type(shape), {**draccus.encode(shape), **settings}
                 settings.pop("type", None)
-            # Weights of vision models would be downloaded, and are in the folder.
+            # lerobot would download weights of vision models that the folder holds.
             if hasattr(kind, "pretrained_backbone_weights"):
                 settings["pretrained_backbone_weights"] = None
             if hasattr(kind, "n_action_steps"):
@@ -121,7 +119,7 @@ def cameras_of(shape: Any, options: LerobotOptions, spec: EnvSpec) -> dict[str, 
     """Return the environment's camera for each image that a policy takes, by the image's key in lerobot's batches.
 
     Raises:
-        ConfigError: there is none, or its images have another size than the policy was trained on.
+        ConfigError: a camera is missing, or its images have another size than in training.
     """
     keys = list(shape.image_features)
     names = {key: key.removeprefix(f"{IMAGES}.").removeprefix("observation.") for key in keys}
@@ -151,7 +149,7 @@ def check_sizes(shape: Any, spec: EnvSpec, folder: str | None) -> None:
     """Check the sizes of states and actions.
 
     Raises:
-        ConfigError: the policy was trained on other ones.
+        ConfigError: the policy was trained on other sizes.
     """
     states = shape.robot_state_feature or shape.env_state_feature
     for name, feature, needed in (
@@ -167,12 +165,12 @@ def check_sizes(shape: Any, spec: EnvSpec, folder: str | None) -> None:
 
 
 def _built(kind: Any, options: LerobotOptions, spec: EnvSpec) -> dict[str, Any]:
-    """Return settings of a new policy as plain data: what it observes, and how far it looks ahead."""
+    """Return settings of a new policy as plain data: its observations and horizons."""
     inputs = {f"{IMAGES}.{name}": _feature("VISUAL", (3, *shape[:2])) for name, shape in spec.cameras.items()}
     if spec.state_size:
         inputs[STATE] = _feature("STATE", (spec.state_size,))
         if not spec.cameras:
-            # lerobot wants something that is seen besides the robot's own state.
+            # lerobot requires an observation besides the robot's own state.
             inputs[ENVIRONMENT_STATE] = _feature("ENV", (spec.state_size,))
     settings: dict[str, Any] = {
         "n_obs_steps": 1,
@@ -189,10 +187,11 @@ def _feature(kind: str, shape: tuple[int, ...]) -> Mapping[str, Any]:
 
 
 def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
-    """Check that a policy's observations end with the present one, and that it looks as far ahead as is acted.
+    """Check that a policy's observations end with the current one, and that it predicts as many actions as are
+    executed.
 
     Raises:
-        ConfigError: they do not, or it does not.
+        ConfigError: one of these does not hold.
     """
     where = str(Path(folder)) if folder else None
     indices, observed = shape.action_delta_indices, observed_indices(shape)
@@ -209,7 +208,7 @@ def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
             where=where,
             why="here each observation is answered by itself",
             help="write `actor.model.options.config: {temporal_ensemble_coeff: null}`, and to evaluate so"
-            " `env.eval.inference: {chunking: ensemble}`",
+            " `actor.model.options: {ensemble: true}`",
         )
     ahead = len(indices) + indices[0]
     selected = min(ahead, getattr(shape, "n_action_steps", getattr(shape, "action_chunk_size", ahead)))
@@ -222,12 +221,12 @@ def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
 
 
 def is_steerable(shape: Any) -> bool:
-    """Return whether actions are a function of the noise that sampling begins with, which can be chosen."""
+    """Return whether actions are a function of the initial noise, which can be chosen."""
     return shape.type in NOISE_LEROBOT and shape.noise_scheduler_type == DETERMINISTIC_SCHEDULER
 
 
 def observed_indices(shape: Any) -> list[int]:
-    """Return the steps of the observations that a policy acts by, counted from the present one."""
+    """Return the steps of the observations that a policy acts on, relative to the current one."""
     return list(shape.observation_delta_indices or [0])
 
 
@@ -242,9 +241,9 @@ def make_processors(shape: Any, folder: str | None, normalization: Normalization
     """Return the processors of a policy.
 
     Args:
-        shape: its configuration.
-        folder: the folder that has them; None: the policy was built.
-        normalization: the normalization of states and actions, which replaces that of the folder.
+        shape: the configuration of the policy.
+        folder: the folder with the processors; None: a newly built policy.
+        normalization: the normalization of states and actions, which replaces the folder's.
 
     Raises:
         ConfigError: lerobot cannot make them.
@@ -277,10 +276,10 @@ def make_processors(shape: Any, folder: str | None, normalization: Normalization
 
 
 def normalization_of(shape: Any, states: Array | None, actions: Array) -> Normalization:
-    """Return the statistics of a data set's rows, [N, S] and [N, A], as lerobot's configuration wants them.
+    """Return the statistics of a data set's rows, [N, S] and [N, A], in the form that lerobot's configuration requires.
 
     Raises:
-        ConfigError: lerobot normalizes such a policy in an unknown way.
+        ConfigError: the configuration uses an unknown normalization.
     """
     of_states, scheme = _numbers(shape, "STATE", states)
     of_actions, action_scheme = _numbers(shape, "ACTION", actions)
@@ -290,7 +289,7 @@ def normalization_of(shape: Any, states: Array | None, actions: Array) -> Normal
 
 
 def _numbers(shape: Any, kind: Literal["STATE", "ACTION"], rows: Array | None) -> tuple[Statistics | None, Scheme]:
-    """Return the statistics of rows [N, D], None where they are taken as they are, and how they are applied."""
+    """Return the statistics of rows [N, D] (None without normalization), and how they are applied."""
     mode = _mode(shape, kind)
     if rows is None or mode == "IDENTITY":
         return None, "mean_std"
@@ -309,7 +308,7 @@ def _mode(shape: Any, kind: Literal["STATE", "ACTION"]) -> str:
 
 
 def _statistics(shape: Any, folder: str | None, normalization: Normalization) -> dict[str, dict[str, Any]]:
-    """Return statistics as lerobot has them, by feature and by name."""
+    """Return statistics in lerobot's form, by feature and by name."""
     stats = _of_folder(folder) if folder else {}
     for key in shape.image_features:
         stats.setdefault(key, {name: torch.tensor(values)[:, None, None] for name, values in _COLOURS.items()})
@@ -324,13 +323,13 @@ def _statistics(shape: Any, folder: str | None, normalization: Normalization) ->
             }
             stats[key] = {name: torch.tensor(values) for name, values in columns.items()}
     if ENVIRONMENT_STATE in shape.input_features and STATE in stats:
-        # safetensors does not write one memory under two names.
+        # safetensors does not write shared memory under two names.
         stats[ENVIRONMENT_STATE] = {name: values.clone() for name, values in stats[STATE].items()}
     return stats
 
 
 def _of_folder(folder: str) -> dict[str, dict[str, Any]]:
-    """Return all statistics in a folder, those of pictures among them."""
+    """Return all statistics in a folder, including those of images."""
     from safetensors.torch import load_file
 
     stats: dict[str, dict[str, Any]] = {}

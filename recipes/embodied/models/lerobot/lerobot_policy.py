@@ -1,10 +1,10 @@
-"""Any policy of lerobot: its own loss, its own choice of actions, its own folder layout.
+"""Any policy of lerobot, with its own loss, action selection and folder layout.
 
 Actor and rollout workers run in an interpreter that has lerobot, by `python_interpreter_path` of their node group.
-Rewards train those that have a density of actions: of ACT a normal distribution around the chunk that it predicts.
+Rewards train the policies with a density of actions: for ACT, a normal distribution around its predicted chunk.
 """
 
-# lerobot has few types, and is not installed where these are checked.
+# lerobot is largely untyped, and is not installed where types are checked.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false, reportIncompatibleVariableOverride=false
 
@@ -53,9 +53,9 @@ _SEEDS: Final = 2**31
 
 
 class LerobotPolicy(BasePolicy):
-    """A policy of lerobot. Its weights have lerobot's names, so that an export is a folder that lerobot loads, too.
+    """A policy of lerobot. Its weights have lerobot's names, so that lerobot can load an export, too.
 
-    Actions that were drawn are normalized ones, [n, C, A]. Values are one for each chunk, V = 1.
+    Drawn actions are normalized, [n, C, A]. There is one value per chunk, V = 1.
     """
 
     options_model = LerobotOptions
@@ -71,7 +71,7 @@ class LerobotPolicy(BasePolicy):
         self._shape = shape = policy_config(config, options, spec)
         check_sizes(shape, spec, folder)
         self._cameras = cameras_of(shape, options, spec)
-        # In a list: its parts are parts of this module, under the same names.
+        # In a list, since its parts are registered in this module under the same names.
         self._base = [_network(shape, folder)]
         for name, part in self._base[0].named_children():
             self.add_module(name, part)
@@ -103,7 +103,7 @@ class LerobotPolicy(BasePolicy):
 
     @property
     def normalization(self) -> Normalization:
-        """Statistics of states and actions, which lerobot's processors have, too."""
+        """Statistics of states and actions, shared with lerobot's processors."""
         return self._normalization
 
     @normalization.setter
@@ -112,16 +112,16 @@ class LerobotPolicy(BasePolicy):
         self._processors = make_processors(self._shape, self._source, normalization)
 
     def normalization_of(self, states: Array | None, actions: Array) -> Normalization:
-        """See `BasePolicy`: as lerobot's configuration says."""
+        """See `BasePolicy`: in the form of lerobot's configuration."""
         return normalization_of(self._shape, states, actions)
 
     def train(self, mode: bool = True) -> LerobotPolicy:
-        """Set the mode of the policy, and of lerobot's."""
+        """Set the mode of this policy and lerobot's."""
         self.base.train(mode)
         return super().train(mode)
 
     def prepare(self, observations: Observation) -> Inputs:
-        """See `BasePolicy`: what lerobot's own processor makes of them, as numbers."""
+        """See `BasePolicy`: the numeric output of lerobot's own processor."""
         batch: dict[str, Any] = {}
         for key, camera in self._cameras.items():
             pictures = torch.from_numpy(np.ascontiguousarray(self._in_a_row(observations, image_key(camera))))
@@ -136,7 +136,7 @@ class LerobotPolicy(BasePolicy):
         batch["task"] = observations[INSTRUCTIONS].tolist() if INSTRUCTIONS in observations else [""] * count
         device = next(self.parameters()).device
         made: dict[str, Any] = self._processors.before(batch)
-        # A processor may add numbers that are no observation, such as the `domain_id` of an X-VLA.
+        # A processor may add numbers other than observations, such as the `domain_id` of an X-VLA.
         return {
             name: values.to(device)
             for name, values in made.items()
@@ -152,7 +152,7 @@ class LerobotPolicy(BasePolicy):
         return super().from_env(self.normalization.normalized_actions(actions).astype(np.float32))
 
     def imitation_loss(self, inputs: Inputs, actions: Tensor, valid: Tensor) -> Tensor:
-        """See `BasePolicy`: lerobot's own loss, which says itself what becomes of actions after the end."""
+        """See `BasePolicy`: lerobot's own loss, which itself handles actions after the end."""
         self.train()
         batch = dict(inputs)
         if self._shape.observation_delta_indices is not None and self.observed_steps == 1:
@@ -162,9 +162,9 @@ class LerobotPolicy(BasePolicy):
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`. Greedily, where actions are a function of noise, noise is 0, as that of `FlowPolicy` is.
+        """See `BasePolicy`. For greedy actions that are a function of noise, the noise is 0, as in `FlowPolicy`.
 
-        Another policy that draws by itself takes a seed of `generator`; greedily always the same one.
+        Other policies that draw by themselves get a seed from `generator`; for greedy actions always the same.
         """
         if greedy and self.noise_shape is not None:
             number = len(next(iter(inputs.values())))
@@ -187,7 +187,7 @@ class LerobotPolicy(BasePolicy):
 
     @torch.no_grad()
     def predicted(self, inputs: Inputs) -> Tensor:
-        """See `BasePolicy`: of ACT the whole chunk, of others what is carried out."""
+        """See `BasePolicy`: the whole chunk for ACT, otherwise the executed part."""
         return self._chunk(inputs)[0] if self.has_density else super().predicted(inputs)
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
@@ -202,16 +202,16 @@ class LerobotPolicy(BasePolicy):
         return with_value_head(self._predicted(inputs)[1] if self.has_density else None)
 
     def save_files(self, folder: Path) -> None:
-        """See `BasePolicy`: configuration and processors, so that the folder is one of lerobot, too."""
+        """See `BasePolicy`: configuration and processors, so that lerobot can load the folder, too."""
         self._shape._save_pretrained(folder)
         self._processors.before.save_pretrained(folder, config_filename=PREPROCESSOR)
         self._processors.after.save_pretrained(folder, config_filename=POSTPROCESSOR)
 
     def _in_a_row(self, observations: Observation, name: str) -> Array:
-        """Return observations [n, ...], of a policy that acts by several in a row [n, T, ...].
+        """Return observations [n, ...], or [n, T, ...] for a policy that acts on several in a row.
 
         Raises:
-            ConfigError: the earlier ones are missing.
+            ConfigError: the earlier observations are missing.
         """
         present = observations[name]
         if self.observed_steps == 1:
@@ -228,14 +228,14 @@ class LerobotPolicy(BasePolicy):
         return np.concatenate((past, present[:, None]), axis=1)
 
     def _selected(self, inputs: Inputs, seed: int, **options: Tensor) -> Tensor:
-        """Return the actions [n, C, A] that lerobot selects one by one, of a single look at the observation."""
+        """Return the actions [n, C, A] that lerobot selects one by one, from a single observation."""
         base = self.base
         self.eval()
         with torch.random.fork_rng(devices=[_device(inputs)] if _device(inputs).type == "cuda" else []):
             base.reset()
             batch = dict(inputs)
             for step in range(self.observed_steps - 1):
-                # It takes an observation without an answer while it has an action left.
+                # While an action is queued, it accepts an observation without predicting.
                 base._queues[ACTION].append(torch.zeros(()))
                 base.select_action(self._at(batch, step))
             torch.manual_seed(seed)
@@ -243,20 +243,19 @@ class LerobotPolicy(BasePolicy):
             return torch.stack([base.select_action(dict(batch), **options) for _ in range(self._executed)], dim=1)
 
     def _at(self, inputs: Inputs, step: int) -> Inputs:
-        """Return inputs with one of the observations in a row."""
         if self.observed_steps == 1:
             return inputs
         return {name: values[:, step] if _is_seen(name) else values for name, values in inputs.items()}
 
     def _predicted(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return the mean [n, C, A] of an ACT's actions that are carried out, and values; see `_chunk`."""
+        """Return the mean [n, C, A] of an ACT's executed actions, and values; see `_chunk`."""
         chunk, values = self._chunk(inputs)
         return chunk[:, : self._executed], values
 
     def _chunk(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return the chunk [n, H, A] of an ACT, and the values [n, 1] of its encoder's output.
+        """Return the chunk [n, H, A] of an ACT, and the values [n, 1] from its encoder's output.
 
-        Without dropout: log-probabilities of the same actions are the same.
+        Dropout is off, so that log-probabilities of equal actions are equal.
         """
         self.eval()
         batch: dict[str, Any] = dict(inputs)
@@ -277,10 +276,10 @@ class LerobotPolicy(BasePolicy):
 
 
 def _network(shape: Any, folder: str | None) -> Any:
-    """Return lerobot's policy, with the weights of its folder; those of a folder of `save_policy` are loaded later.
+    """Return lerobot's policy with the weights of its folder; weights in a folder of `save_policy` are loaded later.
 
     Raises:
-        ConfigError: they are of another policy, or lerobot cannot make one of this kind here.
+        ConfigError: the weights are of another policy, or lerobot cannot make this type here.
     """
     from lerobot.policies.factory import get_policy_class
 
@@ -299,7 +298,7 @@ def _network(shape: Any, folder: str | None) -> Any:
 
 
 def _is_seen(name: str) -> bool:
-    """Return whether lerobot's data sets give a value for each step that is observed."""
+    """Return whether lerobot's data sets have a value for each observed step."""
     return name.startswith((IMAGES, "observation.image", STATE, ENVIRONMENT_STATE))
 
 

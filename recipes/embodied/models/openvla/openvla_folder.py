@@ -1,15 +1,15 @@
-"""Folders of OpenVLA (Kim et al., arXiv 2406.09246): sizes and weights, as its own code publishes them.
+"""Folders of OpenVLA (Kim et al., arXiv 2406.09246) in the published layout: sizes and weights.
 
     config.json                `model_type: openvla`, the Llama's sizes, timm's names of the two vision towers
     model*.safetensors         weights by timm's names of the towers
     dataset_statistics.json    quantiles of actions by data set, which `published_statistics` reads
-    preprocessor_config.json   colours of each tower
-    tokenizer*                 of the Llama
+    preprocessor_config.json   color statistics of each tower
+    tokenizer*                 the tokenizer of the Llama
 
 The towers are classes of transformers here, so names are translated.
 """
 
-# safetensors has few types.
+# safetensors is largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 DINO, SIGLIP = "vision_backbone.featurizer", "vision_backbone.fused_featurizer"
-# Heads of timm's models, by the beginnings of their names: sizes do not identify them.
+# Attention heads of timm's models, by prefix of their names: weight shapes do not reveal them.
 _HEADS: Final = {"vit_large_patch14_reg4_dinov2": 16, "vit_so400m_patch14_siglip": 16}
-# Of a vocabulary's part.
+# The most tokens of a part of the vocabulary.
 _MOST_TOKENS: Final = 100_000
-# Of a tower: more than ten times those of any published one.
+# The largest size in a tower: more than ten times that of any published one.
 _LARGEST_SIZE: Final = 65_536
-# Of towers whose second to last layer is read: what comes after it has no effect.
+# Weights without effect in towers whose second to last layer is read.
 _UNREAD: Final = re.compile(r"(norm\.(weight|bias)|attn_pool\..*|fc_norm\..*|head\..*)")
 _NAMES: Final = {
     DINO: (
@@ -69,8 +69,8 @@ class TowerSizes:
 
     Attributes:
         width: the width of an embedding.
-        hidden: the width of the layers between.
-        layers: the number of layers that are computed: all but the last one.
+        hidden: the width of the hidden layers.
+        layers: the number of computed layers: all but the last.
         heads: the number of heads of each layer.
         image: height and width, in pixels.
         patch: height and width of a patch, in pixels.
@@ -92,8 +92,8 @@ class OpenVlaShape:
         dino: the sizes of the DINOv2 with four registers.
         siglip: the sizes of the SigLIP.
         text: configuration of the Llama, as plain data.
-        padding: tokens at the end of its vocabulary that stand for nothing.
-        bins: tokens before these that stand for numbers of actions.
+        padding: the number of unused tokens at the end of its vocabulary.
+        bins: the number of tokens before these that represent action values.
     """
 
     dino: TowerSizes
@@ -108,10 +108,10 @@ class OpenVlaShape:
 
     @classmethod
     def of_plain(cls, data: Mapping[str, Any]) -> OpenVlaShape:
-        """Return the sizes of `plain`.
+        """Return the sizes from the data of `plain`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the data are something else.
         """
         sizes, names = data["sizes"], [field.name for field in fields(TowerSizes)]
         dino, siglip = (
@@ -124,15 +124,15 @@ class OpenVlaShape:
         return cls(dino, siglip, sizes["text"], padding, bins)
 
 
-# Published: ViT-L/14 of DINOv2 with registers, and SigLIP's so400m/14.
+# The published towers: ViT-L/14 of DINOv2 with registers, and SigLIP's so400m/14.
 _PUBLISHED: Final = (TowerSizes(1024, 4096, 23, 16, 224, 14), TowerSizes(1152, 4304, 26, 16, 224, 14))
 
 
 def read_shape(folder: str) -> OpenVlaShape:
-    """Return the sizes of the model in a folder of OpenVLA, or in what was saved of one here.
+    """Return the sizes of the model in a folder of OpenVLA, or in a folder of `save_policy`.
 
     Raises:
-        ConfigError: it holds none, or its towers are of another kind.
+        ConfigError: the folder holds no such model, or its towers are of another kind.
     """
     check_folder(folder)
     refuse_settings(folder)
@@ -152,10 +152,10 @@ def read_shape(folder: str) -> OpenVlaShape:
 
 
 def load_network(network: nn.Module, folder: str) -> None:
-    """Load the weights in a folder of OpenVLA into a network; every one has to be used.
+    """Load the weights in a folder of OpenVLA into a network; every weight must be used.
 
     Raises:
-        ConfigError: they are of another model, or cannot be read.
+        ConfigError: the weights are of another model, or cannot be read.
     """
     last = {tower: _depth(stored_shapes(_files(folder)), tower) - 1 for tower in (DINO, SIGLIP)}
 
@@ -163,13 +163,13 @@ def load_network(network: nn.Module, folder: str) -> None:
         return translated(name, weight, last)
 
     def unread(name: str) -> bool:
-        return name.endswith("mask_token")  # of what is hidden from DINOv2, for which OpenVLA has no use
+        return name.endswith("mask_token")  # the mask token of DINOv2's pretraining, which OpenVLA does not use
 
     load_renamed(network, folder, _files(folder), renamed, unread, kind="an OpenVLA of this shape")
 
 
 def translated(name: str, weight: Tensor, last: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the network's weights, by name, that one of a folder has; none where it has no effect.
+    """Yield the network's weights, by name, that a weight of the folder contains; none if it has no effect.
 
     Args:
         name: the name in the folder.
@@ -187,7 +187,7 @@ def translated(name: str, weight: Tensor, last: Mapping[str, int]) -> Iterator[t
     if inner == "pos_embed":
         if tower == SIGLIP:
             yield f"{prefix}embeddings.position_embedding.weight", weight[0]
-        else:  # transformers has one for the class token, too
+        else:  # transformers also has an embedding for the class token
             whole = weight.new_zeros(1, weight.shape[1] + 1, weight.shape[2])
             whole[:, 1:] = weight
             yield f"{prefix}embeddings.position_embeddings", whole

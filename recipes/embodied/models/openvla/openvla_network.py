@@ -1,6 +1,6 @@
-"""The network of OpenVLA, of transformers' classes: DINOv2 with registers and SigLIP, a projection, and a Llama."""
+"""The network of OpenVLA, from classes of transformers: DINOv2 with registers, SigLIP, a projection, and a Llama."""
 
-# transformers has few types.
+# transformers is largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch.nn import functional
 
 from recipes.embodied.models.openvla.openvla_folder import OpenVlaShape, TowerSizes
 from recipes.sections.actor import LoraSettings
-from recipes.training.huggingface import with_lora
+from recipes.training.huggingface import cache_name, with_lora
 
-# A class token and four registers come before the patches of DINOv2.
+# A class token and four registers precede DINOv2's patches.
 _REGISTERS = 4
 _BEFORE = 1 + _REGISTERS
 
 
 class VisionTower(nn.Module):
-    """Embeddings and layers of a vision model of transformers, all but its last layer.
+    """Embeddings and all but the last layer of a vision model of transformers.
 
-    OpenVLA reads the second to last layer, and has no use for what comes after it.
+    OpenVLA reads the second to last layer, and uses nothing after it.
     """
 
     def __init__(self, embeddings: nn.Module, layers: nn.ModuleList, skipped: int) -> None:
@@ -57,7 +57,7 @@ class OpenVlaNetwork(nn.Module):
     """The network, with the methods that an `OpenVlaPolicy` calls.
 
     Args:
-        shape: its sizes.
+        shape: the sizes of the network.
         lora: adapters of the Llama; None: none.
     """
 
@@ -74,11 +74,11 @@ class OpenVlaNetwork(nn.Module):
         self.projector = Projector(shape.dino.width + shape.siglip.width, int(text.hidden_size))
         model: Any = AutoModelForCausalLM.from_config(text)
         self._lora = lora
-        self._base = [model]  # in a list: it is part of `language_model` already
+        self._base = [model]  # in a list, since it is already a part of `language_model`
         self.language_model: Any = model
 
     def add_adapters(self) -> None:
-        """Put adapters around the Llama, where there are to be some; its weights are loaded before."""
+        """Wrap the Llama in adapters, if configured; its weights must already be loaded."""
         if self._lora is not None:
             self.language_model = with_lora(self.base, self._lora)
             for part in (self.dino, self.siglip, self.projector):
@@ -96,7 +96,7 @@ class OpenVlaNetwork(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens, without those that fill up the vocabulary."""
+        """The number of tokens, without the padding of the vocabulary."""
         return int(self.base.config.vocab_size) - self.shape.padding
 
     @property
@@ -105,7 +105,7 @@ class OpenVlaNetwork(nn.Module):
         return [*self.base.model.layers, *self.dino.layers, *self.siglip.layers]
 
     def embed_pictures(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return embeddings [n, P, W] of the same pictures [n, 3, H, W], with the colours of DINOv2 and of SigLIP."""
+        """Return embeddings [n, P, W] of the same images [n, 3, H, W], normalized for DINOv2 and for SigLIP."""
         dtype = self.projector.fc1.weight.dtype
         return self.projector(torch.cat((self.dino(first.to(dtype)), self.siglip(second.to(dtype))), dim=2))
 
@@ -120,9 +120,9 @@ class OpenVlaNetwork(nn.Module):
 
         Args:
             embedded: [n, T, W].
-            mask: bool [n, M + T], what is not padding, with the M that are remembered.
-            memory: the memory of an earlier call, or an empty cache of transformers; None: nothing is remembered.
-            both_ways: everything attends to everything, and not to what comes before it alone.
+            mask: bool [n, M + T], what is not padding, including the M cached tokens.
+            memory: the cache of an earlier call, or an empty cache of transformers; None: no cache.
+            both_ways: whether attention is bidirectional rather than causal.
         """
         positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -embedded.shape[1] :]
         seen: Tensor = mask
@@ -130,14 +130,15 @@ class OpenVlaNetwork(nn.Module):
             length = embedded.shape[1]
             hidden = torch.zeros_like(mask, dtype=embedded.dtype).masked_fill(~mask, torch.finfo(embedded.dtype).min)
             seen = hidden[:, None, None, :].expand(-1, 1, length, -1)
+        name = cache_name(self.base.model.forward)
         output = self.base.model(
             inputs_embeds=embedded,
             attention_mask=seen,
             position_ids=positions,
-            past_key_values=memory,
             use_cache=memory is not None,
+            **{name: memory},
         )
-        return output.last_hidden_state, output.past_key_values
+        return output.last_hidden_state, getattr(output, name)
 
     def logits(self, hidden: Tensor, count: int) -> Tensor:
         """Return float32 logits [.., count] of the last `count` tokens of the vocabulary."""
@@ -177,6 +178,6 @@ def _siglip(sizes: TowerSizes) -> VisionTower:
         hidden_act="gelu",
     )
     model: Any = SiglipVisionModel(config)
-    # transformers before 5 has one more model around it.
+    # transformers before 5 wraps it in one more model.
     inner = getattr(model, "vision_model", model)
     return VisionTower(inner.embeddings, inner.encoder.layers, 0)

@@ -2,8 +2,8 @@
 
     begin | patches of the cameras | padding, prompt, space | tokens of the chunk
 
-OpenVLA writes one token after the other. OpenVLA-OFT reads all of them in one pass, each from where the one before it
-would stand; in their places is nothing, the end mark follows, and everything attends to everything.
+OpenVLA writes one token after the other. OpenVLA-OFT predicts all tokens in one pass, each at the position before it;
+their embeddings are zero, the end token follows, and attention is bidirectional.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ Gripper = Literal["as_is", "opening"]
 
 
 def tokens_of(normalized: Array, bins: int) -> NDArray[np.int64]:
-    """Return tokens int64 of normalized numbers, of the same shape: 0 to `bins` - 1, larger ones for smaller numbers.
+    """Return tokens int64 of normalized numbers, in the same shape: 0 to `bins` - 1, larger ones for smaller numbers.
 
-    Numbers beyond -1 and 1 are clipped. Of B bins there are B edges, from -1 to 1 in even steps; token B - k stands for
-    a number that is not below the edge k, counted from 1, and below the next one.
+    Numbers beyond -1 and 1 are clipped. Of B bins there are B edges, from -1 to 1 in even steps; token B - k represents
+    numbers from edge k, counted from 1, up to the next edge.
     """
     edges = np.linspace(-1, 1, bins)
     return bins - np.digitize(np.clip(normalized, -1, 1), edges)
 
 
 def numbers_of(tokens: Array, bins: int) -> NDArray[np.float64]:
-    """Return the normalized numbers that tokens 0 to `bins` - 1 stand for: the middle between two edges.
+    """Return the normalized numbers for tokens 0 to `bins` - 1: the middle between two edges.
 
-    B edges have B - 1 middles: the number 1 alone is beyond the last edge, and is read as the last middle.
+    B edges have B - 1 middles: the number 1, at the last edge, is read as the last middle.
     """
     edges = np.linspace(-1, 1, bins)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -68,7 +68,7 @@ def numbers_of(tokens: Array, bins: int) -> NDArray[np.float64]:
 def to_gripper(actions: Array, gripper: Gripper) -> Array:
     """Return actions [..., A] with the last number as the environment takes it.
 
-    opening: it is predicted from 0 (closed) to 1 (open), and taken as -1 (open) or 1 (closed).
+    `opening`: the number is predicted from 0 (closed) to 1 (open), and converted to -1 (open) or 1 (closed).
     """
     if gripper == "as_is":
         return actions
@@ -77,29 +77,29 @@ def to_gripper(actions: Array, gripper: Gripper) -> Array:
 
 
 def from_gripper(actions: Array, gripper: Gripper) -> Array:
-    """Return an environment's actions [..., A] with the last number as OpenVLA learns it: see `to_gripper`."""
+    """Return an environment's actions [..., A] with the last number as OpenVLA learns it; inverts `to_gripper`."""
     if gripper == "as_is":
         return actions
     return np.concatenate((actions[..., :-1], (1 - actions[..., -1:]) / 2), axis=-1)
 
 
 _TOKENS, _MASK = "prompt.tokens", "prompt.mask"
-# What a Llama's tokenizer makes of a space alone; OpenVLA's actions come after one.
+# The token of a single space, which precedes OpenVLA's actions.
 _SPACE: Final = "\u2581"
-# Colours of ImageNet, by which DINOv2 was trained; those of SigLIP are halves.
+# Color statistics: ImageNet's for DINOv2, halves for SigLIP.
 _IMAGENET: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _HALVES: Final = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _BINS, _PADDING = 256, 64
 
 
 class OpenVlaPolicy(BasePolicy):
-    """OpenVLA: a token of each number of the chunk, one after the other, each conditioned on those before it. Values
-    are one for each chunk, V = 1.
+    """OpenVLA: a token for each number of the chunk, each conditioned on those before it. There is one value per chunk,
+    V = 1.
 
     Attributes:
         vlm: the network.
         tokenizer: its tokenizer.
-        critic: the value head; None: there is none.
+        critic: the value head; None: no value head.
     """
 
     options_model = OpenVlaOptions
@@ -143,7 +143,7 @@ class OpenVlaPolicy(BasePolicy):
         )
 
     def prepare(self, observations: Observation) -> Inputs:
-        """See `BasePolicy`: images as they are, the prompt as tokens of one length, a space last."""
+        """See `BasePolicy`: images unchanged, the prompt as tokens of fixed length with a space last."""
         first = observations[self._cameras[0]]
         texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
         prompts = [self._options.prompt.replace("{instruction}", text.lower()) for text in texts]
@@ -157,11 +157,11 @@ class OpenVlaPolicy(BasePolicy):
         return super().prepare({_TOKENS: tokens, _MASK: mask, **named})
 
     def describe_images(self) -> dict[str, Any]:
-        """See `BasePolicy`: of DINOv2; SigLIP takes the same with mean and standard deviation 0.5."""
+        """See `BasePolicy`: for DINOv2; SigLIP's differs only in mean and standard deviation, 0.5."""
         return {**self._pipelines[0].describe(), "centre_crop": self._options.centre_crop}
 
     def to_env(self, actions: Tensor) -> Array:
-        """See `BasePolicy`: tokens [n, C, A] as numbers, with the scale of the data, and the gripper's sign."""
+        """See `BasePolicy`: converts tokens [n, C, A] to numbers in the scale of the data, with the gripper's sign."""
         numbers = self.normalization.actions_of(numbers_of(actions.cpu().numpy(), self._bins))
         return to_gripper(numbers, self._options.gripper).astype(np.float32)
 
@@ -178,7 +178,7 @@ class OpenVlaPolicy(BasePolicy):
         self.tokenizer.save_pretrained(str(inner))
 
     def pixels(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what DINOv2 and SigLIP take, float32 [n, 3, H, W] each, of images uint8 [n, h, w, 3]."""
+        """Return the inputs of DINOv2 and SigLIP, float32 [n, 3, H, W] each, for images uint8 [n, h, w, 3]."""
         first, second = self._pipelines
         if self._options.centre_crop == 1:
             return first.pixels(images), second.pixels(images)
@@ -197,7 +197,7 @@ class OpenVlaPolicy(BasePolicy):
         return self._evaluated(inputs, actions, self._options.temperature)
 
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """See `BasePolicy`: of the model's own probabilities, without `temperature`."""
+        """See `BasePolicy`: from the model's own probabilities, without `temperature`."""
         return -self._evaluated(inputs, actions, 1.0).logprobs
 
     @torch.no_grad()
@@ -208,7 +208,7 @@ class OpenVlaPolicy(BasePolicy):
         checkpoint_layers(self.vlm.layers, type(self.vlm.base).__name__)
 
     def _summary(self, prefix: Tensor, mask: Tensor) -> Tensor:
-        """Return the hidden state [n, W] that values are of, where no actions follow."""
+        """Return the hidden state [n, W] for values, without following actions."""
         return self.vlm.states(prefix, mask)[0][:, -1]
 
     def _evaluated(self, inputs: Inputs, actions: Tensor, temperature: float) -> ActionEval:
@@ -225,8 +225,10 @@ class OpenVlaPolicy(BasePolicy):
         return None if self.critic is None else self.critic(last if self._options.value_gradient else last.detach())
 
     def _read(self, prefix: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits [n, C * D, bins] of the tokens of a chunk, each conditioned on those before it, and the
-        last hidden state before them, [n, W]."""
+        """Return the logits [n, C * D, bins] of a chunk's tokens, each conditioned on those before it, and the last
+        hidden
+        state before them, [n, W].
+        """
         after = self._embed_actions(tokens)[:, :-1].to(prefix.dtype)
         whole = torch.cat((mask, mask.new_ones(after.shape[:2])), dim=1)
         hidden = self.vlm.states(torch.cat((prefix, after), dim=1), whole)[0]
@@ -257,7 +259,7 @@ class OpenVlaPolicy(BasePolicy):
         return self.vlm.embed_tokens(tokens + (self.vlm.vocabulary - self._bins))
 
     def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Return embeddings [n, P, W] of what comes before the actions, and which of it is no padding, bool [n, P]."""
+        """Return embeddings [n, P, W] of everything before the actions, and what is not padding, bool [n, P]."""
         vlm, prompt = self.vlm, inputs[_TOKENS]
         words = vlm.embed_tokens(prompt)
         begin = vlm.embed_tokens(prompt.new_full((len(prompt), 1), self.tokenizer.bos_token_id))
@@ -271,7 +273,7 @@ class OpenVlaOftPolicy(OpenVlaPolicy):
     """OpenVLA-OFT with discrete actions: all tokens of the chunk in one pass."""
 
     def _summary(self, prefix: Tensor, mask: Tensor) -> Tensor:
-        """See `OpenVlaPolicy`: what comes after the prefix is seen from there, too."""
+        """See `OpenVlaPolicy`: here the prefix also attends to the tokens after it."""
         return self._read(prefix, mask)[1]
 
     def _write(
@@ -282,7 +284,7 @@ class OpenVlaOftPolicy(OpenVlaPolicy):
         return _drawn(logits, greedy, generator), logits, last
 
     def _read(self, prefix: Tensor, mask: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See `OpenVlaPolicy`: each token is read where the one before it would stand, whatever that is."""
+        """See `OpenVlaPolicy`: each token is predicted at the position before it, whatever `tokens` holds."""
         vlm, count, start = self.vlm, self._shape[0] * self._shape[1], prefix.shape[1]
         nothing = prefix.new_zeros(len(prefix), count, prefix.shape[2])
         tokenizer = self.tokenizer
@@ -297,7 +299,7 @@ def _drawn(logits: Tensor, greedy: bool, generator: torch.Generator | None) -> T
     """Return tokens int64 [n, T] of logits [n, T, bins]."""
     if greedy:
         return logits.argmax(dim=-1)
-    # The largest of logits plus Gumbel noise is a sample; exponential noise is where that noise comes from.
+    # The argmax of logits plus Gumbel noise is a sample; minus the log of exponential noise is Gumbel noise.
     noise = torch.empty_like(logits).exponential_(generator=generator)
     return (logits - noise.log()).argmax(dim=-1)
 
@@ -306,7 +308,7 @@ def _cameras(options: OpenVlaOptions, spec: EnvSpec) -> tuple[str, ...]:
     """Return the cameras that the model sees: those of the options, or the first.
 
     Raises:
-        ConfigError: the environment lacks one.
+        ConfigError: the environment lacks a camera.
     """
     chosen = tuple(options.cameras) or (next(iter(spec.cameras)),)
     missing = next((name for name in chosen if name not in spec.cameras), None)
@@ -324,7 +326,7 @@ def _built_shape(config: EmbodiedModelConfig, options: OpenVlaOptions, spec: Env
     """Return the sizes of a small model with fresh weights.
 
     Raises:
-        ConfigError: the sizes do not divide.
+        ConfigError: the sizes do not divide evenly.
     """
     width, layers, heads = config.hidden_dim, options.num_layers, built_heads(config.hidden_dim)
     image = built_image_size(spec, options.patch_size)

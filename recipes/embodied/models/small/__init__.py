@@ -1,1 +1,1 @@
-"""Policies built here: multilayer perceptrons and small convolutional networks."""
+"""Small policies: multilayer perceptrons and convolutional networks."""

@@ -1,4 +1,4 @@
-"""Policies by features of an observation, for which heads of actions and values are supplied."""
+"""Policies that map an observation to features; heads for actions and values are supplied."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rlinf_core import ConfigError
 
 
 class FeaturePolicy(BasePolicy):
-    """Actions and values by one layer each from the features of a subclass: its `features`.
+    """A policy with one layer each for actions and values, on the `features` of a subclass.
 
-    Values are one for each action of a chunk (V = C), where `add_value_head` is true.
+    With `add_value_head` there is one value per action of a chunk (V = C).
 
     Args:
         config: the section `actor.model`.
@@ -37,6 +37,7 @@ class FeaturePolicy(BasePolicy):
         self._make_heads(config, spec, width)
 
     def _make_heads(self, config: EmbodiedModelConfig, spec: EnvSpec, width: int) -> None:
+        self._width = width
         self.head = action_head(width, config.num_action_chunks, spec)
         self.critic: nn.Module | None = None
         if config.add_value_head:
@@ -46,11 +47,26 @@ class FeaturePolicy(BasePolicy):
     def features(self, inputs: Inputs) -> Tensor:
         """Return features float [n, F] of the inputs, with gradients: `states` [n, S], `images.CAMERA` uint8."""
 
+    def _checked_features(self, inputs: Inputs) -> Tensor:
+        """Return `features`.
+
+        Raises:
+            ConfigError: they are not [n, width].
+        """
+        features = self.features(inputs)
+        if features.dim() != 2 or features.shape[1] != self._width:
+            raise ConfigError(
+                f"`features` of `{type(self).__name__}` returned a tensor {list(features.shape)}",
+                why=f"the constructor passed `width={self._width}`",
+                help="return [n, width], a row of as many numbers for each observation",
+            )
+        return features
+
     def _values(self, inputs: Inputs, features: Tensor | None = None) -> Tensor | None:
-        """Return values [n, C], of the features where they are at hand; None without a value head."""
+        """Return values [n, C], from `features` if passed; None without a value head."""
         if self.critic is None:
             return None
-        return self.critic(self.features(inputs) if features is None else features)
+        return self.critic(self._checked_features(inputs) if features is None else features)
 
     def prepare(self, observations: Observation) -> Inputs:
         """See `BasePolicy`; states are normalized."""
@@ -73,12 +89,12 @@ class FeaturePolicy(BasePolicy):
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        features = self.features(inputs)
+        features = self._checked_features(inputs)
         actions, logprobs = self.head.draw(features, greedy, generator)
         return PolicyOutput(actions, logprobs, self._values(inputs, features))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        features = self.features(inputs)
+        features = self._checked_features(inputs)
         logprobs, entropy = self.head(features, actions)
         return ActionEval(logprobs, entropy, self._values(inputs, features))
 
@@ -88,7 +104,7 @@ class FeaturePolicy(BasePolicy):
 
 
 class SeparateNetworks(FeaturePolicy):
-    """Separate networks for actions and for values, which a subclass hands in: from `inputs` to features."""
+    """Separate networks from `inputs` to features for actions and for values, which a subclass supplies."""
 
     def __init__(
         self, config: EmbodiedModelConfig, spec: EnvSpec, actor: nn.Module, critic: nn.Module, width: int
@@ -121,17 +137,18 @@ class MlpPolicy(SeparateNetworks):
         super().__init__(config, spec, next(networks), next(networks), width)
 
 
-# What three convolutions need for one pixel of output: those of Mnih et al., and small ones.
+# The least image size for one output pixel of three convolutions: of the small ones, and of Mnih et al.
 SMALLEST_IMAGE, _SMALLEST_OF_MNIH = 15, 36
 
 
-# What `ImageEncoder` does to images.
+# The image preprocessing of `ImageEncoder`.
 SCALED_IMAGES: Final = {"resized": None, "mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0], "scale": 1 / 255}
 
 
 class CnnPolicy(SeparateNetworks):
     """Three convolutions for each camera as in Mnih et al., "Human-level control through deep reinforcement learning"
-    (2015), for images below 36 pixels small ones; then one hidden layer of `hidden_dim`; for actions and for values.
+    (2015), or small ones for images below 36 pixels; then one hidden layer of `hidden_dim`; separate for actions and
+    for values.
     """
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
@@ -184,7 +201,7 @@ class ImageEncoder(nn.Module):
 
 
 def _convolutions(channels: int, *, small: bool) -> nn.Sequential:
-    """Return the layers for one camera; each is a width, the size of its kernel and its stride."""
+    """Return the layers for one camera; each with a width, a kernel size and a stride."""
     shapes = ((32, 3, 2), (64, 3, 2), (64, 3, 2)) if small else ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     layers: list[nn.Module] = []
     for width, size, stride in shapes:

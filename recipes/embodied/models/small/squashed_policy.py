@@ -29,9 +29,9 @@ _EPSILON: Final = 1e-6  # added to a variance
 
 
 class ColourKeypoints(nn.Module):
-    """The mean places of `KEYPOINTS` learned colours in an image: a spatial softmax (Levine et al. 2016, arXiv
-    1504.00702) over scores of each pixel alone, which are normalized over the image, so that what is small and of its
-    own colour stands out before anything is learned.
+    """The mean positions of `KEYPOINTS` learned colors in an image: a spatial softmax (Levine et al. 2016, arXiv
+    1504.00702) over per-pixel scores, normalized over the image, so that small objects of distinct color stand out
+    before learning.
     """
 
     places: Tensor
@@ -40,7 +40,7 @@ class ColourKeypoints(nn.Module):
         super().__init__()
         height, width, channels = shape
         self.hidden = nn.Linear(channels, _WIDTH)
-        self.scores = nn.Linear(_WIDTH, KEYPOINTS, bias=False)  # normalization would take a bias away
+        self.scores = nn.Linear(_WIDTH, KEYPOINTS, bias=False)  # normalization would cancel a bias
         self.sharpness = nn.Parameter(torch.tensor(_SHARPNESS))
         rows, columns = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
         self.register_buffer("places", torch.stack((rows, columns), dim=-1).flatten(0, 1), persistent=False)
@@ -49,15 +49,15 @@ class ColourKeypoints(nn.Module):
         """Return rows and columns from -1 to 1, [n, 2 * KEYPOINTS], of uint8 [n, H, W, channels]."""
         traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - public, and left out of a list
         if images.device.type != "cpu" or traced or torch.compiler.is_compiling():
-            # An exported graph takes any number of images.
+            # An exported graph must take any number of images.
             return self._keypoints(images)
-        # On a CPU parts that fit into its cache are faster than the whole.
+        # On a CPU, parts that fit into the cache are faster than the whole.
         return torch.cat([self._keypoints(part) for part in torch.split(images, _CACHED)])
 
     def _keypoints(self, images: Tensor) -> Tensor:
         count, weight = images.shape[0], self.hidden.weight
-        # Pixels are columns, so that all that is taken over an image lies in one row, and the linear layer scales
-        # them from -0.5 to 0.5: each operation on its own would take as long as the layer.
+        # Pixels are columns, so that reductions over an image run along rows. The linear layer also scales pixels to
+        # -0.5 to 0.5, since each separate operation would take as long as the layer.
         pixels = images.flatten(0, 2).t().to(weight.dtype, memory_format=torch.contiguous_format)
         bias = self.hidden.bias - weight.sum(dim=1) / 2
         hidden = torch.addmm(bias[:, None], weight / 255, pixels).relu()
@@ -87,24 +87,24 @@ class KeypointEncoder(nn.Module):
         return torch.cat([*features, *([inputs[STATES]] if self.state_size else [])], dim=1)
 
 
-# Among inputs: features of images and states, computed before.
+# The name, among inputs, of features that have already been computed from images and states.
 FEATURES: Final = "features"
 LOG_STD_MIN: Final = -20.0
 LOG_STD_MAX: Final = 2.0
 _LOG_SQRT_TAU: Final = math.log(2 * math.pi) / 2
-# The largest action whose inverse tanh is taken: beyond it float32 rounds to 1.
+# The largest action whose inverse tanh is taken: float32 rounds larger ones to 1.
 _LARGEST: Final = 1 - 1e-6
 
 
 def with_scaled_states(normalization: Normalization, inputs: Inputs) -> Inputs:
-    """Return inputs whose states are normalized; by no statistics the inputs themselves."""
+    """Return inputs with normalized states; without statistics the inputs themselves."""
     if normalization.states is None or STATES not in inputs:
         return inputs
     return {**inputs, STATES: normalization.normalized_states(inputs[STATES])}
 
 
 def features_from(network: nn.Module, normalization: Normalization, inputs: Inputs) -> Tensor:
-    """Return the features of inputs, [n, F]: those among them, else what a network makes of the others."""
+    """Return the features of inputs, [n, F]: those already in them, else the output of a network."""
     if FEATURES in inputs:
         return inputs[FEATURES]
     return network(with_scaled_states(normalization, inputs))
@@ -126,7 +126,7 @@ def image_features(config: EmbodiedModelConfig) -> ImageFeatures:
 
 
 def features_of(spec: EnvSpec, width: int, images: ImageFeatures = CONVOLUTIONS) -> tuple[nn.Module, int]:
-    """Return a network from `inputs` to features [n, F], and F: of images and states, or the states themselves.
+    """Return a network from `inputs` to features [n, F], and F: of images and states, or of states alone.
 
     Raises:
         ConfigError: there are neither images nor states.
@@ -142,7 +142,7 @@ def features_of(spec: EnvSpec, width: int, images: ImageFeatures = CONVOLUTIONS)
 
 
 def relu_layers(inputs: int, width: int, count: int) -> nn.Sequential:
-    """Return hidden layers of ReLU with torch's own initial weights."""
+    """Return hidden ReLU layers with torch's default initial weights."""
     layers: list[nn.Module] = []
     for number in range(count):
         layers += [nn.Linear(width if number else inputs, width), nn.ReLU()]
@@ -150,10 +150,10 @@ def relu_layers(inputs: int, width: int, count: int) -> nn.Sequential:
 
 
 class SquashedPolicy(BasePolicy):
-    """Actions tanh(u), u normally distributed with mean and standard deviation from the observation.
+    """A policy with actions tanh(u), where u is normal with mean and std from the observation.
 
-    The likeliest action, as evaluations take it, is the tanh of the mean. With `exploration_noise` actions are that
-    and a noise of fixed std, clipped to -1 and 1. Without value head: critics belong to the actor worker.
+    Evaluations use the tanh of the mean as the likeliest action. With `exploration_noise`, actions are that plus noise
+    of fixed std, clipped to -1 to 1. There is no value head: critics belong to the actor worker.
     """
 
     loads_model_path: ClassVar[bool] = False
@@ -179,15 +179,15 @@ class SquashedPolicy(BasePolicy):
 
     @property
     def scaling(self) -> Normalization:
-        """The normalization of states within the network, and within critics: a replay buffer has them raw."""
+        """The normalization of states within the network and the critics: a replay buffer holds raw states."""
         return self.normalization
 
     def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:
-        """See `BasePolicy`: demonstrations leave states as they are, and actions are from -1 to 1 already."""
+        """See `BasePolicy`: demonstrated states are not normalized, and actions are already from -1 to 1."""
         return Normalization()
 
     def distribution(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return mean and logarithm of the std of u, [n, A]; None for the latter where noise is fixed."""
+        """Return mean and logarithm of the std of u, [n, A]; None for the latter if the noise is fixed."""
         hidden = self.layers(features_from(self.features, self.scaling, inputs))
         if self.log_std is None:
             return self.mean(hidden), None
@@ -197,7 +197,7 @@ class SquashedPolicy(BasePolicy):
         """Draw actions [n, A] and their log-probabilities [n], with gradients (SAC's reparametrization).
 
         Returns:
-            The likeliest actions and None where noise is fixed: TD3 learns from actions without noise.
+            With fixed noise, the likeliest actions and None: TD3 learns from actions without noise.
         """
         mean, log_std = self.distribution(inputs)
         if log_std is None:
@@ -207,7 +207,7 @@ class SquashedPolicy(BasePolicy):
         return u.tanh(), (-noise.square() / 2 - log_std - _LOG_SQRT_TAU - _log_slope(u)).sum(dim=-1)
 
     def random(self, inputs: Inputs) -> PolicyOutput:
-        """Return actions that depend on no weights, with which a run may begin: evenly from -1 to 1."""
+        """Return actions independent of weights, for the start of a run: uniform from -1 to 1."""
         like = next(iter(inputs.values()))
         drawn = torch.rand(len(like), 1, self.action_size, device=like.device) * 2 - 1
         return PolicyOutput(drawn, torch.zeros_like(drawn), None)
@@ -226,9 +226,9 @@ class SquashedPolicy(BasePolicy):
         return PolicyOutput(u.tanh()[:, None], logprobs[:, None], None)
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        """See `BasePolicy`; an entropy is estimated from the actions given, as there is no closed form.
+        """See `BasePolicy`; the entropy, which has no closed form, is estimated from the given actions.
 
-        With fixed noise they are those of a normal distribution around the likeliest action.
+        With fixed noise the distribution is a normal one around the likeliest action.
         """
         mean, log_std = self.distribution(inputs)
         taken = actions[:, 0]

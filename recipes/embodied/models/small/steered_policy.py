@@ -1,8 +1,8 @@
-"""A frozen policy by diffusion or flow matching, whose first noise a small policy chooses.
+"""A frozen diffusion or flow-matching policy, whose initial noise a small policy chooses.
 
 DSRL, Wagenmaker et al. 2025, "Steering your diffusion policy with latent space reinforcement learning" (arXiv
-2506.15799): the frozen policy is a function from an observation and noise to actions, so that noise is the action of
-another task, which soft actor-critic learns. Nothing of the frozen policy is differentiated.
+2506.15799): the frozen policy is a function from an observation and noise to actions, so that noise is the action of a
+derived task, which soft actor-critic learns. The frozen policy is not differentiated.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
-# Prefix of the names, among the inputs, of those that the frozen policy takes.
+# The prefix, among the inputs, of names of the frozen policy's inputs.
 _OF_FROZEN: Final = "frozen/"
 
 
 class SteeredPolicy(SquashedPolicy):
-    """Noise b * tanh(u) of W numbers, u normally distributed, and the actions to which the frozen policy leads it.
+    """A policy of noise b * tanh(u) with W numbers, where u is normal, and of the frozen policy's actions for it.
 
-    An action that was drawn is the noise, in units of the bound b, with the actions that the environment takes:
-    [n, 1, W + C * A]. Evaluations take the likeliest noise.
+    A drawn action is the noise, in units of the bound b, followed by the environment's actions: [n, 1, W + C * A].
+    Evaluations use the likeliest noise.
 
     Attributes:
         frozen: the policy that is steered, without gradients.
-        action_size: W.
+        action_size: W, the size of the noise.
     """
 
     loads_policies: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class SteeredPolicy(SquashedPolicy):
         options = cast("SteeredOptions", config.options)
         section = frozen_section(config)
         if saved_type(config.model_path) == config.model_type:
-            # The weights of both are in the folder, and are loaded together.
+            # The folder holds the weights of both policies, which are loaded together.
             frozen = built_policy(section, spec)
         else:
             frozen = make_model(section, spec)
@@ -69,7 +69,7 @@ class SteeredPolicy(SquashedPolicy):
 
     @property
     def normalization(self) -> Normalization:
-        """The normalization of the frozen policy; the small one takes observations as they are."""
+        """The normalization of the frozen policy; the small policy takes raw observations."""
         return self.frozen.normalization
 
     @normalization.setter
@@ -78,7 +78,7 @@ class SteeredPolicy(SquashedPolicy):
 
     @property
     def scaling(self) -> Normalization:
-        """None: noise is chosen from observations as they are."""
+        """No normalization: noise is chosen from raw observations."""
         return Normalization()
 
     def normalization_of(self, states: Array | None, actions: Array) -> Normalization | None:
@@ -92,12 +92,12 @@ class SteeredPolicy(SquashedPolicy):
         return self
 
     def prepare(self, observations: Observation) -> Inputs:
-        """See `BasePolicy`: observations as they are, and what the frozen policy makes of them."""
+        """See `BasePolicy`: raw observations, and the inputs of the frozen policy."""
         frozen = {f"{_OF_FROZEN}{name}": tensor for name, tensor in self.frozen.prepare(observations).items()}
         return self.recorded(super().prepare(observations)) | frozen
 
     def recorded(self, inputs: Inputs) -> Inputs:
-        """See `BasePolicy`: the present observations."""
+        """See `BasePolicy`: the current observations."""
         return {name: tensor for name, tensor in inputs.items() if name in self._observed}
 
     @torch.no_grad()
@@ -107,12 +107,12 @@ class SteeredPolicy(SquashedPolicy):
 
     @torch.no_grad()
     def random(self, inputs: Inputs) -> PolicyOutput:
-        """See `SquashedPolicy`: actions of the frozen policy by itself, whose noise is normal, within the bound."""
+        """See `SquashedPolicy`: actions of the frozen policy for normal noise within the bound."""
         noise = self.standard_noise(next(iter(inputs.values())))
         return self._steered(inputs, noise, torch.zeros_like(noise)[:, None])
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        """See `BasePolicy`: of the noise."""
+        """See `BasePolicy`: evaluates the noise."""
         return super().forward(inputs, actions[..., : self.action_size])
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:
@@ -133,7 +133,7 @@ class SteeredPolicy(SquashedPolicy):
 
     @torch.no_grad()
     def carried_out(self, inputs: Inputs, noise: Tensor) -> Tensor:
-        """Return the actions that the environment takes, float32 [n, C * A], to which noise [n, W] leads.
+        """Return the environment's actions, float32 [n, C * A], for noise [n, W].
 
         Args:
             inputs: the inputs of `prepare`.
@@ -146,19 +146,19 @@ class SteeredPolicy(SquashedPolicy):
         return actions.flatten(1).to(noise)
 
     def standard_noise(self, like: Tensor) -> Tensor:
-        """Return noise [n, W] as the frozen policy was trained with, from the normal distribution, as `carried_out`
-        takes it; n and the device are those of `like`.
+        """Return normal noise [n, W], as in the frozen policy's training, in the units of `carried_out`; n and the
+        device are those of `like`.
         """
         drawn = torch.randn(len(like), self.action_size, device=like.device)
         return (drawn / self._options.noise_bound).clamp(-1, 1)
 
     def _steered(self, inputs: Inputs, noise: Tensor, logprobs: Tensor | None) -> PolicyOutput:
-        """Return noise [n, W] with the actions that it leads to."""
+        """Return noise [n, W] with its actions."""
         return PolicyOutput(torch.cat((noise, self.carried_out(inputs, noise)), dim=1)[:, None], logprobs, None)
 
 
 def not_steerable(section: EmbodiedModelConfig) -> ConfigError:
-    """Return the error that the actions of a policy are no function of noise that could be chosen."""
+    """Return the error about a policy whose actions are no function of selectable noise."""
     return ConfigError(
         f"a `{section.model_type}` cannot be steered: its actions do not come from noise alone",
         where="actor.model.model_path",

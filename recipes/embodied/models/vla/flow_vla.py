@@ -1,7 +1,7 @@
 """Base of the vision-language-action models by flow matching: observations, statistics, values.
 
-A vision-language model reads images and instruction once; a small expert then leads noise to a chunk of actions in K
-steps, attending to what the model remembers.
+A vision-language model reads images and instruction once; a small expert then turns noise into a chunk of actions in K
+steps, attending to the model's keys and values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from recipes.embodied.config.model_options import FlowVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde
 from recipes.embodied.models.flow.flow_matching import Velocity
-from recipes.embodied.models.flow.flow_policy import FlowMatchingPolicy, check_horizon, flow_sde
 from recipes.embodied.models.heads import value_head
 from recipes.embodied.models.vla.vision_language import encoded_prompts
 from recipes.training.arrays import Array
@@ -40,13 +40,12 @@ class ModelSizes:
 
     Attributes:
         width: the width of an embedding of its vision-language model.
-        states: numbers of a state; shorter ones are padded with 0.
-        actions: numbers of an action, as well.
-        horizon: actions that it predicts together.
-        vocabulary: tokens of a prompt that it knows.
+        states: the size of a state; shorter states are padded with 0.
+        actions: the size of an action; shorter actions are padded likewise.
+        horizon: the number of actions predicted together.
+        vocabulary: the number of tokens that it knows.
         steps: the number of steps from noise to actions.
-        beta, scale, offset: the distribution of the times at which it learns: a share of noise is offset + scale *
-            Beta(*beta).
+        beta, scale, offset: the distribution of training times: the share of noise is offset + scale * Beta(*beta).
     """
 
     width: int
@@ -61,12 +60,12 @@ class ModelSizes:
 
 
 class ReadObservation(NamedTuple):
-    """An observation, as the vision-language model read it.
+    """An observation as encoded by the vision-language model.
 
     Attributes:
         summary: mean of its last hidden states, [n, W].
-        memory: keys and values of each of its layers.
-        mask: which of its tokens are not padding, bool [n, P].
+        memory: keys and values of each layer.
+        mask: bool [n, P], tokens that are not padding.
     """
 
     summary: Tensor
@@ -75,17 +74,17 @@ class ReadObservation(NamedTuple):
 
 
 class FlowVlaPolicy(FlowMatchingPolicy):
-    """A vision-language model and an expert of actions. Values are one for each chunk, V = 1.
+    """A vision-language model and an action expert, with one value per chunk, V = 1.
 
-    A subclass makes the two, one network of a library, and says how they are used. As such libraries do, the network
-    counts time the other way round: 1 is noise there, and velocities point to it.
+    A subclass makes both, as one network of a library, and defines their use. In the library's convention the network
+    reverses time: 1 is noise, and velocities point toward it.
 
     Args:
         config: the section `actor.model`.
         spec: the spec of the environment.
-        network: the network; the subclass keeps it as a part of the policy, too, maybe wrapped in LoRA.
+        network: the network; the subclass also registers it as a part of the policy, possibly wrapped in LoRA.
         tokenizer: its tokenizer.
-        sizes: what it was made for.
+        sizes: the sizes of the model.
 
     Attributes:
         options: the options of `actor.model.options`.
@@ -135,11 +134,11 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     @property
     @abstractmethod
     def trained_by(self) -> str:
-        """The library whose way to train it keeps: `lerobot`, `openpi`, ..."""
+        """The library whose training procedure it follows: `lerobot`, `openpi`, ..."""
 
     @abstractmethod
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
-        """Let the vision-language model read an observation with padded states, [n, S']."""
+        """Encode an observation with padded states, [n, S'], by the vision-language model."""
 
     @abstractmethod
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return (1 - noisy).to(next(self.parameters()).device)
 
     def prepare(self, observations: Observation) -> Inputs:
-        """See `BasePolicy`: images as they are, states normalized, the prompt as tokens of one length."""
+        """See `BasePolicy`: images unchanged, states normalized, the prompt as tokens of fixed length."""
         first = observations[self._cameras[0]]
         texts: list[str] = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
         named: dict[str, Array] = {key: observations[key] for key in self._cameras}
@@ -162,14 +161,14 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         longest, vocabulary = self.options.max_prompt_tokens, self._sizes.vocabulary
         tokens, mask = encoded_prompts(self.tokenizer, prompts, longest, "right", vocabulary)
         if self.options.relative_actions:
-            # As the environment has them: from normalized ones they could not be computed exactly.
+            # Raw states, since normalized ones would not restore them exactly.
             origins = np.zeros((len(first), self.shape[1]), np.float32)
             origins[:, : self.options.relative_actions] = observations[STATES][:, : self.options.relative_actions]
             named[ORIGINS] = origins
         return super().prepare({TOKENS: tokens, MASK: mask, **named})
 
     def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
-        """Return the texts that the model reads, with what marks their beginning.
+        """Return the texts for the model, including their start tokens.
 
         Args:
             instructions: n of them.
@@ -178,7 +177,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return [self.options.prompt.replace("{instruction}", text) + "\n" for text in instructions]
 
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`; what relative actions are relative to comes last, A more numbers of each."""
+        """See `BasePolicy`; the reference of relative actions comes last, A more numbers each."""
         output = super().act(inputs, greedy=greedy, generator=generator)
         if not self.options.relative_actions:
             return output
@@ -194,11 +193,11 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return taken if origins is None else taken + origins[:, : self.shape[0]].cpu().numpy()
 
     def from_env(self, actions: Array) -> Tensor:
-        """See `BasePolicy`: relative actions remain as they are; `imitation_losses` knows what they are relative to."""
+        """See `BasePolicy`: relative actions stay unchanged; `imitation_losses` knows their reference."""
         return BasePolicy.from_env(self, actions) if self.options.relative_actions else super().from_env(actions)
 
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """See `FlowMatchingPolicy`. As in lerobot without the padding of actions; openpi learns that it is 0."""
+        """See `FlowMatchingPolicy`. As in lerobot, the padding of actions is left out; openpi learns that it is 0."""
         if self.options.relative_actions:
             actions = self.normalization.normalized_actions(actions - inputs[ORIGINS][:, None])
         losses = super().imitation_losses(inputs, actions)
@@ -214,7 +213,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return self._computed(self.read, inputs, self._states(inputs))
 
     def velocity_of(self, seen: ReadObservation, inputs: Inputs) -> Velocity:
-        """See `FlowMatchingPolicy`: in float32, whatever the weights are."""
+        """See `FlowMatchingPolicy`: in float32, whatever the type of the weights."""
         states, dtype = self._states(inputs), self.expert_type
 
         def velocity(chunk: Tensor, time: Tensor) -> Tensor:
@@ -223,7 +222,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return velocity
 
     def values_of(self, seen: ReadObservation, inputs: Inputs) -> Tensor | None:
-        """See `FlowMatchingPolicy`: of what was read, and of the states, which the model itself does not see."""
+        """See `FlowMatchingPolicy`: from the encoded observation and the states, which the model does not see."""
         if self.critic is None:
             return None
         features = [seen.summary, *([inputs[STATES]] if self._has_states else [])]
@@ -231,7 +230,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return self.critic(torch.cat([feature.to(dtype) for feature in features], dim=1))
 
     def checkpoint_activations(self) -> None:
-        """See `BasePolicy`: what is read, and each denoising step, is computed again as a whole."""
+        """See `BasePolicy`: recomputes the encoding, and each denoising step, as a whole."""
         self._checkpoints = True
 
     def _states(self, inputs: Inputs) -> Tensor:
@@ -249,10 +248,10 @@ class FlowVlaPolicy(FlowMatchingPolicy):
 
 
 def check_observations(config: EmbodiedModelConfig, spec: EnvSpec) -> None:
-    """Check that an environment shows images and takes numbers.
+    """Check that an environment has images and continuous actions.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it lacks images, or its actions are discrete.
     """
     if not spec.cameras or spec.num_choices is not None:
         missing = "images" if not spec.cameras else "continuous actions"
@@ -265,7 +264,7 @@ def _check_relative(config: EmbodiedModelConfig, spec: EnvSpec, options: FlowVla
     """Check that relative actions have a state to be relative to, and statistics.
 
     Raises:
-        ConfigError: they have not.
+        ConfigError: states or statistics are missing.
     """
     count = options.relative_actions
     if not count:

@@ -1,4 +1,4 @@
-"""The way of a camera's image into a policy's vision tower, as in the library that trained the policy."""
+"""The preprocessing of camera images for a policy's vision tower, as in the library that trained the policy."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ Resampling = Literal["bilinear", "bicubic", "triangle"]
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """A way to give an image the size that a vision tower takes.
+    """A way to resize an image for a vision tower.
 
     Attributes:
-        resampling: bilinear: of the four pixels around a point, as torch interpolates by default; triangle: bilinear
-            over all pixels that become one, as PIL resizes; bicubic: the same by cubic polynomials.
-        pads: stretch: the ratio of the sides is not kept; end: it is, and grey of the mean colour is added below and at
-            the right; centre: black is added on both sides.
-        rounds: colours are rounded to whole ones after the width has changed, and again after the height has, as PIL
-            does.
+        resampling: bilinear: from the four pixels around a point, as torch by default; triangle: bilinear over all
+            pixels that merge into one, as PIL; bicubic: the same with cubic polynomials.
+        pads: stretch: the aspect ratio changes; end: it is kept, and the mean color is padded below and at the right;
+            centre: black is padded on both sides.
+        rounds: whether colors are rounded to integers after each of the two directions is resized, as PIL does.
     """
 
     resampling: Resampling
@@ -40,7 +39,7 @@ class Resizing:
     rounds: bool = False
 
 
-# By what wrote a folder.
+# By the library that wrote a folder.
 RESIZINGS: Final[Mapping[str, Resizing]] = {
     "transformers": Resizing("bicubic", "end"),
     "lerobot": Resizing("bilinear", "centre"),
@@ -50,13 +49,14 @@ RESIZINGS: Final[Mapping[str, Resizing]] = {
 
 
 def centre_crop(pixels: Tensor, share: float) -> Tensor:
-    """Return the middle of images float32 [n, 3, H, W] from 0 to 255, in their own size, rounded to whole colours.
+    """Crop the center of images float32 [n, 3, H, W] from 0 to 255, scale it to their size, and round colors to
+    integers.
 
-    As TensorFlow's `crop_and_resize` does: corners of the middle on corners of the image, bilinear between four pixels.
+    As in TensorFlow's `crop_and_resize`, corners map to corners, with bilinear interpolation.
 
     Args:
         pixels: the images.
-        share: the share of the area, that remains.
+        share: the share of the area that remains.
     """
     edge = share**0.5
     rows, columns = (torch.linspace(-edge, edge, size, device=pixels.device) for size in pixels.shape[2:])
@@ -67,13 +67,13 @@ def centre_crop(pixels: Tensor, share: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ImagePipeline:
-    """The way from an image to what a vision tower takes.
+    """The conversion of an image to a vision tower's input.
 
     Attributes:
         size: height and width, in pixels.
         resizing: a name of `RESIZINGS`.
-        mean: the mean of the colours, [3], in parts of 255.
-        deviation: the standard deviation of the colours, by which they are divided.
+        mean: the mean of the colors, [3], as fractions of 255.
+        deviation: the standard deviation by which the colors are divided.
     """
 
     size: tuple[int, int]
@@ -86,7 +86,7 @@ class ImagePipeline:
         return self.normalized(self.resized(images))
 
     def resized(self, images: Tensor) -> Tensor:
-        """Return images float32 [n, 3, h, w] from 0 to 255, without padding of the mean colour."""
+        """Return images float32 [n, 3, h, w] from 0 to 255, without padding of the mean color."""
         how = RESIZINGS[self.resizing]
         pixels = images.permute(0, 3, 1, 2).float()
         height, width = self._resized(pixels.shape[2], pixels.shape[3], how)
@@ -102,7 +102,7 @@ class ImagePipeline:
         return functional.pad(pixels, (right // 2, right - right // 2, below // 2, below - below // 2))
 
     def normalized(self, pixels: Tensor) -> Tensor:
-        """Return images of `resized` with normalized colours, and the mean colour as padding."""
+        """Return images of `resized` with normalized colors, and the mean color as padding."""
         below, right = self.size[0] - pixels.shape[2], self.size[1] - pixels.shape[3]
         shift, scale = (pixels.new_tensor(values)[:, None, None] for values in (self.mean, self.deviation))
         normalized = (pixels / 255 - shift) / scale
@@ -136,22 +136,22 @@ class ImagePipeline:
 
     @classmethod
     def load(cls, folder: str | None, size: tuple[int, int], resizing: str) -> ImagePipeline:
-        """Return the pipeline with the colours that a folder's image processor says; None: of a model that is built.
+        """Return the pipeline with the color statistics of a folder's image processor.
 
         Args:
-            folder: the folder of the model.
-            size: the size that its vision takes.
-            resizing: a name of `RESIZINGS`, unless `save` wrote another one there.
+            folder: the folder of the model; None: a newly built model.
+            size: the input size of its vision tower.
+            resizing: a name of `RESIZINGS`, unless `save` wrote another name there.
 
         Raises:
-            ConfigError: the settings name no known way to resize.
+            ConfigError: the settings name an unknown way to resize.
         """
         about: dict[str, Any] = {}
         none: dict[str, Any] = {}
         if folder is not None:
             files = [Path(folder) / name for name in (_IMAGE_SETTINGS, _PROCESSOR_SETTINGS)]
             known = [read_settings(file) for file in files if file.is_file()]
-            # A processor of transformers 5 keeps that of its images within its own settings.
+            # A processor of transformers 5 nests the image processor's settings in its own.
             inner = [said["image_processor"] for said in known if isinstance(said.get("image_processor"), dict)]
             about = next((said for said in (*known, *inner) if "image_mean" in said), none)
         resizing = str(about.get("resizing", resizing))
@@ -165,10 +165,10 @@ class ImagePipeline:
 
 
 def _colours(values: Any, name: str, folder: str | None) -> tuple[float, ...]:
-    """Return a mean or standard deviation of colours: three numbers, as fractions of 255.
+    """Return a mean or standard deviation of colors: three numbers, as fractions of 255.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is something else.
     """
     numbers = cast("Sequence[Any]", values) if type(values) in (list, tuple) else ()
     is_known = all(type(number) in (float, int) and 0 <= number <= 1 for number in numbers)

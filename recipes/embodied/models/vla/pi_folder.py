@@ -1,6 +1,6 @@
 """Networks of pi0 and pi0.5: built, or read from a folder of transformers, lerobot or openpi."""
 
-# transformers has few types.
+# transformers is largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlinf_core.suggest import excerpt
 if TYPE_CHECKING:
     from transformers import PI0ForConditionalGeneration
 
-# Beginnings of names there, and those of the network here. The first that fits is taken; None: it is not used.
+# Prefixes of names in a folder, and those in the network here. The first match counts; None: the weight is unused.
 _NAMES: Final[tuple[tuple[str, str | None], ...]] = (
     ("paligemma_with_expert.paligemma.lm_head.", "vlm.language_model.embed_tokens."),
     ("paligemma_with_expert.paligemma.model.vision_tower.vision_model.", "vlm.vision_tower."),
@@ -45,7 +45,7 @@ _NAMES: Final[tuple[tuple[str, str | None], ...]] = (
     ("paligemma_with_expert.gemma_expert.model.embed_tokens.", None),
     ("paligemma_with_expert.gemma_expert.model.", "expert."),
 )
-# Beginnings of those, and what they are in the pi0 of transformers.
+# Prefixes of those names, and of names in transformers' pi0.
 _OF_PI0: Final = (
     ("vlm.", "model.vlm."),
     ("expert.", "model.dit."),
@@ -53,22 +53,22 @@ _OF_PI0: Final = (
     ("", "embed_action_time."),
 )
 _TEXT, _VISION, _EXPERT = "vlm.language_model", "vlm.vision_tower", "expert"
-# Of SigLIP So400m, which all of them have: its heads cannot be seen in the shapes of weights.
+# Sizes of SigLIP So400m, which all of them use: weight shapes do not reveal the heads.
 _SO400M: Final = (1152, 4304, 27, 16)
 _VISION_HEADS: Final = _SO400M[-1]
-# What settings call the sizes of the two Gemmas.
+# The sizes of the two Gemmas by their names in settings.
 _VARIANTS: Final = {
     "gemma_2b": GemmaSizes(2048, 16_384, 18, 8, 256),
     "gemma_300m": GemmaSizes(1024, 4096, 18, 8, 256),
 }
 _STEPS: Final = "num_inference_steps"
-# Of a horizon, and from noise to actions: more are a mistake.
+# The largest plausible horizon and number of denoising steps.
 _MOST_STEPS: Final = 10_000
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def translated(name: str) -> str | None:
-    """Return the name here of a weight in a folder of lerobot or openpi; None: it is not used."""
+    """Return the name here of a weight in a folder of lerobot or openpi; None if it is unused."""
     name = name.removeprefix("model.")
     for theirs, ours in _NAMES:
         if name.startswith(theirs):
@@ -80,7 +80,7 @@ def _shape_of_folder(folder: str, kind: str) -> PiShape:
     """Return the sizes of the `pi0` or `pi05` in a folder of lerobot or openpi, by the shapes of its weights.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder holds none.
     """
     with judging_folder(folder, kind, f"lerobot or openpi with a {kind}"):
         about = load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True)
@@ -93,10 +93,10 @@ def load_pi05(folder: str, horizon: int | None = None) -> Pi05Network:
 
     Args:
         folder: the folder.
-        horizon: actions that it is to predict together; None: as many as it learned.
+        horizon: the number of actions to predict together; None: as many as it learned.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder holds none.
     """
     _check("pi05", folder)
     shape = _shape_of_folder(folder, "pi05")
@@ -106,12 +106,12 @@ def load_pi05(folder: str, horizon: int | None = None) -> Pi05Network:
 
 
 def built_pi0(shape: PiShape, states: int, image_token: int) -> PI0ForConditionalGeneration:
-    """Return a pi0 with fresh weights.
+    """Return a pi0 with new weights.
 
     Args:
         shape: its sizes.
-        states: numbers of a state.
-        image_token: the token that stands for a patch of an image.
+        states: the size of a state.
+        image_token: the token for a patch of an image.
     """
     model = _pi0_of(shape, states, shape.vocabulary, image_token_id=image_token)
     initialize_narrow(model)
@@ -122,7 +122,7 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     """Return the pi0 in a folder of transformers, lerobot or openpi.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder holds none.
     """
     require_transformers()
     from transformers import PI0ForConditionalGeneration
@@ -139,17 +139,17 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
                 whole_number(model.config.to_dict(), name, _MOST_STEPS)
         return model
     shape = _shape_of_folder(folder, "pi0")
-    # lerobot may leave room for more numbers of a state than of an action; the expert reads no words.
+    # lerobot may pad states to more numbers than actions; the expert reads no words.
     model = _pi0_of(shape, int(about.get("max_state_dim", shape.actions)), 1)
     _load_network(model, folder, _OF_PI0, "model.dit.embed_tokens.weight")
     return model
 
 
 def saved_pi0(folder: str) -> PI0ForConditionalGeneration:
-    """Return the pi0 that a folder of transformers has the configuration of, with fresh weights.
+    """Return the pi0 that a transformers folder configures, with new weights.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder configures none.
     """
     require_transformers()
     from transformers import PI0Config, PI0ForConditionalGeneration
@@ -161,7 +161,7 @@ def saved_pi0(folder: str) -> PI0ForConditionalGeneration:
 
 
 def _pi0_of(shape: PiShape, states: int, words: int, **reading: int) -> PI0ForConditionalGeneration:
-    """Return the model of some sizes, whose expert knows so many words; `reading` are settings of its PaliGemma."""
+    """Return a model of the given sizes, whose expert knows `words` tokens; `reading` sets up its PaliGemma."""
     vlm: dict[str, Any] = {**paligemma_config(shape).to_dict(), **reading}
     from transformers import PI0Config, PI0ForConditionalGeneration
 
@@ -185,10 +185,10 @@ def _pi0_of(shape: PiShape, states: int, words: int, **reading: int) -> PI0ForCo
 
 
 def _check(kind: str, folder: str) -> None:
-    """Check that a folder may hold a `pi0` or `pi05`; of one whose shapes alone are wanted, that it is there.
+    """Check that a folder may hold a `pi0` or `pi05`; if only shapes are needed, check only that it exists.
 
     Raises:
-        ConfigError: it holds another model, or its weights are not whole.
+        ConfigError: the folder holds another model, or its weights are incomplete.
     """
     check_folder(folder)
     fault = None if are_shapes_only() else fault_of_policy(kind, folder)
@@ -199,16 +199,16 @@ def _check(kind: str, folder: str) -> None:
 def _load_network(
     network: nn.Module, folder: str, names: Sequence[tuple[str, str]] = (("", ""),), unread: str = ""
 ) -> None:
-    """Load the weights in a folder of lerobot or openpi into a network, unless only its shapes are wanted.
+    """Load the weights in a folder of lerobot or openpi into a network, unless only its shapes are needed.
 
     Args:
-        network: takes them.
+        network: takes the weights.
         folder: the folder of lerobot or openpi.
-        names: beginnings of the names of `translated`, and those of the network. The first that fits is taken.
+        names: prefixes of the names of `translated`, and those of the network. The first match counts.
         unread: a weight of the network that the folder may lack.
 
     Raises:
-        ConfigError: they are of another model, or cannot be read.
+        ConfigError: the weights are of another model, or cannot be read.
     """
 
     def renamed(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -222,7 +222,7 @@ def _load_network(
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of weights; lerobot's processors keep statistics in others."""
+    """Return the files of weights, without the statistics of lerobot's processors."""
     return [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith("policy_")]
 
 
@@ -273,7 +273,7 @@ def _share(about: Mapping[str, Any], name: str) -> float:
 
 
 def _published_shape(about: Mapping[str, Any]) -> PiShape:
-    """Return the sizes that settings name, for a forecast where there are no weights."""
+    """Return the sizes that settings name, for an estimate without weights."""
     language, expert = (about[f"{name}_variant"] for name in ("paligemma", "action_expert"))
     return PiShape(
         language=_VARIANTS[language],

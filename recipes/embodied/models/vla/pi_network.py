@@ -3,7 +3,7 @@
 Its weights have the names and shapes of openpi and lerobot, except for prefixes (`pi_folder`).
 """
 
-# transformers has few types.
+# transformers is largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from recipes.embodied.config.model_options import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.vla.flow_vla import ReadObservation
 from recipes.embodied.models.vla.vision_language import HEAD, built_heads, built_image_size, initialize_narrow
-from recipes.training.huggingface import require_transformers
+from recipes.training.huggingface import cache_name, require_transformers
 from rlinf_core import ConfigError
 from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 KIND: Final = "pi05"
-# At most more than ten times those of any published one.
+# More than ten times the largest size of any published one.
 _Size = Annotated[int, Field(strict=True, ge=1, le=1 << 18)]
 _ROTATION: Final = 10_000.0
 _EPSILON: Final = 1e-6
-# Keys and values of a layer.
+# Keys and values of each layer.
 Memory = tuple[tuple[Tensor, Tensor], ...]
 
 
@@ -56,18 +56,17 @@ class PiShape:
     """Sizes of a pi0 or pi0.5, and how it was trained.
 
     Attributes:
-        language: the sizes of the Gemma that reads.
-        expert: the sizes of the one that acts; layers, heads and head size are the same.
+        language: the sizes of the language model's Gemma.
+        expert: the sizes of the expert's Gemma; layers, heads and head size are equal.
         vision: width, hidden width, layers and heads of the SigLIP.
         image, patch: height and width, in pixels.
-        vocabulary: tokens.
-        actions: numbers of an action that there is room for.
-        horizon: actions that it predicts together.
+        vocabulary: the number of tokens.
+        actions: the padded size of an action.
+        horizon: the number of actions predicted together.
         steps: the number of steps from noise to actions.
-        prompt_states: numbers of a state that a prompt spells; shorter ones are padded with 0. 0: as many as there are.
-        beta, scale, offset: the distribution of the times at which it learns: a share of noise is offset + scale *
-            Beta(*beta).
-        periods: the shortest and the longest of the waves that stand for time.
+        prompt_states: the size of a state in a prompt; shorter states are padded with 0. 0: no padding.
+        beta, scale, offset: the distribution of training times: the share of noise is offset + scale * Beta(*beta).
+        periods: the shortest and the longest period of the time embedding.
     """
 
     language: GemmaSizes
@@ -94,7 +93,7 @@ class PiShape:
         """Return the shape that `save` wrote into a folder.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the folder has no valid shape.
         """
         try:
             return TypeAdapter(cls).validate_python(load_json_object(read_bounded(folder / "config.json")))
@@ -106,7 +105,7 @@ class PiShape:
 
 
 class Pi05Network(nn.Module):
-    """PaliGemma, expert, and the projections of actions and time, with fresh weights."""
+    """PaliGemma, expert, and the projections of actions and time, with new weights."""
 
     def __init__(self, shape: PiShape) -> None:
         super().__init__()
@@ -126,10 +125,10 @@ class Pi05Network(nn.Module):
         """Return the velocity toward noise, [n, H, M].
 
         Args:
-            memory: keys and values of what was read, by layer.
-            mask: which of it is not padding, bool [n, P].
+            memory: keys and values of the prefix, by layer.
+            mask: bool [n, P], what of the prefix is not padding.
             chunk: [n, H, M].
-            noise_share: the time as pi0.5 counts it, float32 [n]: 1 is noise.
+            noise_share: the time in pi0.5's convention, float32 [n]: 1 is noise.
         """
         waves = _waves(noise_share, self.shape.expert.width, self.shape.periods).to(self.time_mlp_in.weight.dtype)
         time = functional.silu(self.time_mlp_out(functional.silu(self.time_mlp_in(waves))))
@@ -144,7 +143,7 @@ class AdaptiveNorm(nn.Module):
         self.dense = nn.Linear(condition, 3 * width)
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """Return [n, H, W] normalized, and the gate [n, 1, W] of what is made of it."""
+        """Return [n, H, W] normalized, and the gate [n, 1, W] for the block's output."""
         scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
         exact = x.float()
         normed = exact * torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + _EPSILON)
@@ -152,7 +151,7 @@ class AdaptiveNorm(nn.Module):
 
 
 class Expert(nn.Module):
-    """A Gemma with adaptive norms, which attends to what was read and, both ways, to itself."""
+    """A Gemma with adaptive norms, which attends to the prefix and, bidirectionally, to itself."""
 
     def __init__(self, sizes: GemmaSizes) -> None:
         super().__init__()
@@ -200,7 +199,7 @@ class _Attention(nn.Module):
     def forward(
         self, x: Tensor, memory: tuple[Tensor, Tensor], rotation: tuple[Tensor, Tensor], seen: Tensor
     ) -> Tensor:
-        """Return what is attended to, [n, H, W]."""
+        """Return the output of attention, [n, H, W]."""
         queries = self.q_proj(x).unflatten(-1, (self._heads, self._head_dim)).transpose(1, 2)
         keys, values = self.k_proj(x)[:, None], self.v_proj(x)[:, None]
         keys = torch.cat((memory[0].to(keys.dtype), _rotated(keys, rotation)), dim=2)
@@ -225,11 +224,11 @@ class _Mlp(nn.Module):
 
 
 def initialize_built(network: Pi05Network) -> None:
-    """Initialize the weights of a small network that learns from the first."""
+    """Initialize the weights of a small network that is trained from scratch."""
     initialize_narrow(network)
     for module in network.modules():
         if isinstance(module, AdaptiveNorm):
-            # No scale and no shift; every layer counts.
+            # No scale and no shift; every layer's gate is open.
             nn.init.zeros_(module.dense.weight)
             nn.init.zeros_(module.dense.bias)
             nn.init.ones_(module.dense.bias[-module.dense.out_features // 3 :])
@@ -286,13 +285,13 @@ def paligemma_config(shape: PiShape) -> Any:
 
 
 def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor) -> ReadObservation:
-    """Let a PaliGemma of transformers read images and a prompt; all of it sees all of it.
+    """Encode images and a prompt by transformers' PaliGemma, with bidirectional attention.
 
     Args:
         vlm: the model without a head for words.
         images: the images of each camera, float [n, 3, H, W].
         tokens: the tokens of the prompt, int64 [n, T].
-        mask: which of them are not padding, bool [n, T].
+        mask: bool [n, T], tokens that are not padding.
     """
     dtype = next(vlm.vision_tower.parameters()).dtype
     words = vlm.get_input_embeddings()(tokens)
@@ -307,15 +306,15 @@ def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor
         use_cache=True,
     )
     weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(output.last_hidden_state.dtype)
-    memory = tuple((layer.keys, layer.values) for layer in output.past_key_values.layers)
+    memory = tuple((layer.keys, layer.values) for layer in getattr(output, cache_name(vlm.forward)).layers)
     return ReadObservation((output.last_hidden_state * weights).sum(dim=1), memory, mask)
 
 
 def built_shape(config: EmbodiedModelConfig, options: Pi0Options, spec: EnvSpec, vocabulary: int) -> PiShape:
-    """Return the sizes of a small model, whose expert is half as wide as the model that reads.
+    """Return the sizes of a small model, whose expert is half as wide as its language model.
 
     Raises:
-        ConfigError: they do not divide.
+        ConfigError: the sizes do not divide evenly.
     """
     width, layers, heads = config.hidden_dim, options.num_layers, built_heads(config.hidden_dim)
     return PiShape(

@@ -1,8 +1,8 @@
-"""pi0 (Black et al., arXiv 2410.24164) and pi0.5 (Physical Intelligence, arXiv 2504.16054): a PaliGemma, and an expert
-of actions, which reads the state as a token of its own (pi0), or finds it spelled in the prompt (pi0.5).
+"""pi0 (Black et al., arXiv 2410.24164) and pi0.5 (Physical Intelligence, arXiv 2504.16054): a PaliGemma and an action
+expert; the state is a separate token of the expert (pi0), or is spelled out in the prompt (pi0.5).
 """
 
-# transformers has few types.
+# transformers is largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class PiPolicy(FlowVlaPolicy):
         network: the network.
         vlm: the PaliGemma in it.
         tokenizer: its tokenizer.
-        sizes: what it was made for.
-        image: height and width of the images that it takes.
-        layout: what wrote its folder, or whose way a network that is built takes.
-        scheme: what openpi normalizes by.
+        sizes: the sizes of the model.
+        image: height and width of its input images.
+        layout: the library that wrote its folder, or whose conventions a newly built network follows.
+        scheme: the normalization scheme in openpi.
     """
 
     def __init__(
@@ -79,8 +79,9 @@ class PiPolicy(FlowVlaPolicy):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """See `BasePolicy`. Layers that read leave keys and values in a memory, and not in what they return: gradients
-        come to their projections by another way than through the layer, so that these are parts by themselves.
+        """See `BasePolicy`. Layers of the language model pass keys and values by a cache, not by their output:
+        gradients reach their projections by another path than through the layer, so that the projections are parts by
+        themselves.
         """
         reading = list(self._vlm[0].language_model.layers)
         parts = [layer for layer in transformer_layers(self) if all(layer is not other for other in reading)]
@@ -97,7 +98,7 @@ class PiPolicy(FlowVlaPolicy):
         return self._images.describe()
 
     def save_files(self, folder: Path) -> None:
-        """See `BasePolicy`: the tokenizer, and what happens to images; a subclass adds the architecture."""
+        """See `BasePolicy`: the tokenizer, and the image preprocessing; a subclass adds the architecture."""
         inner = folder / BACKBONE
         inner.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save_pretrained(str(inner))
@@ -135,7 +136,7 @@ class Pi0Policy(PiPolicy):
         layout = _layout_of(folder) or "transformers"
         image = int(vlm.vision_config.image_size)
         super().__init__(config, spec, model, model.model.vlm, words, sizes, image, layout, "mean_std")
-        # The expert has embeddings of words that it never reads.
+        # The expert has word embeddings that it never uses.
         model.model.dit.get_input_embeddings().requires_grad_(False)
         lora = config.adapter()
         self.pi0: Any = model if lora is None else with_lora(model, lora, None)
@@ -164,7 +165,8 @@ class Pi0Policy(PiPolicy):
         """Keep the frequencies of time in float32, whatever the dtype of the weights: bfloat16 would blur the steps."""
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownArgumentType]
         time = self.base.embed_action_time.sinusoid_embeds
-        # Not to where they are: transformers may have left them on the CPU, and the rest be on the meta device.
+        # The device of the weights, since transformers may have left the frequencies on the CPU while the rest is on
+        # the meta device.
         time.sinusoid_freq = time.compute_freqs(self.base.config).to(next(self.parameters()).device)
         return self
 
@@ -203,7 +205,7 @@ class Pi05Policy(PiPolicy):
         self.pi05 = adapted(network, config.adapter())
 
     def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
-        """See `FlowVlaPolicy`: the state is spelled in the prompt, as whole numbers."""
+        """See `FlowVlaPolicy`: the state is spelled out in the prompt, as integers."""
         begin, room = str(self.tokenizer.bos_token or ""), self.base.shape.prompt_states
         spelled = spelled_states(states, room) if states is not None else [""] * len(instructions)
         texts = [text.strip().replace("_", " ").replace("\n", " ") for text in instructions]
@@ -217,7 +219,7 @@ class Pi05Policy(PiPolicy):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """See `PiPolicy`; and each layer of the expert."""
+        """See `PiPolicy`; in addition, each layer of the expert."""
         return [*super().blocks, *self.base.expert.layers]
 
     def save_files(self, folder: Path) -> None:
@@ -230,11 +232,11 @@ def _layout_of(folder: str | None) -> Layout | None:
 
 
 def spelled_states(states: NDArray[np.float32], room: int) -> list[str]:
-    """Return normalized states [n, S] as texts: of each number, which of 256 equal parts of -1 to 1 it is in.
+    """Return normalized states [n, S] as texts: the index of each number among 256 equal parts of -1 to 1.
 
     Args:
-        states: numbers below -1 are -1, and those of 1 or more 255.
-        room: numbers of a text; states are padded with 0.
+        states: the normalized states; numbers below -1 become -1, and those of 1 or more 255.
+        room: the count of numbers in a text; states are padded with 0.
     """
     padded = np.pad(states, ((0, 0), (0, max(0, room - states.shape[1]))))
     parts = np.digitize(padded, np.linspace(-1, 1, _BINS + 1)[:-1]) - 1

@@ -1,10 +1,10 @@
 """SmolVLA (Shukor et al., arXiv 2506.01844) in lerobot's own implementation, with log-probabilities.
 
-lerobot asks for other versions of torch and transformers than the rest of a job: actor and rollout workers run in an
-interpreter that has it, by `python_interpreter_path` of their node group.
+lerobot requires other versions of torch and transformers than the rest of a job: actor and rollout workers run in an
+interpreter with lerobot, by `python_interpreter_path` of their node group.
 """
 
-# lerobot has few types, and is not installed where these are checked.
+# lerobot is largely untyped, and is not installed where types are checked.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportMissingImports=false
 
@@ -50,7 +50,7 @@ from recipes.training.huggingface import check_folder, first_line, refuse_settin
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
-# Folder of the vision-language model's configuration, in the one of the policy.
+# The folder of the vision-language model's configuration, within the policy's folder.
 _VLM: Final = "vlm"
 # Keys and values of each layer.
 Memory: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
@@ -94,14 +94,14 @@ class SmolVlaPolicy(FlowVlaPolicy):
         )
         super().__init__(config, spec, network, words, sizes)
         self._shape = shape
-        # Words are read, and none is written.
+        # The model reads words and writes none.
         network.vlm_with_expert.vlm.lm_head.requires_grad_(False)
         self.smolvla = adapted(network, config.adapter())
         self.normalization = load_statistics(config.model_path, options.statistics, "lerobot", spec)
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """See `BasePolicy`: of layers that read and act lerobot calls projections and networks, and no layer whole."""
+        """See `BasePolicy`: lerobot calls projections and networks within the layers, and never a whole layer."""
         both: Any = self.base.vlm_with_expert
         reading = both.get_vlm_model()
         layers = [*transformer_layers(reading.text_model), *transformer_layers(both.lm_expert)]
@@ -115,7 +115,7 @@ class SmolVlaPolicy(FlowVlaPolicy):
         return "lerobot"
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
-        """See `FlowVlaPolicy`; the states are the last of what is read."""
+        """See `FlowVlaPolicy`; the states come last."""
         from lerobot.policies.smolvla.modeling_smolvla import make_att_2d_masks
 
         base = self.base
@@ -165,7 +165,6 @@ class SmolVlaPolicy(FlowVlaPolicy):
 
 
 def _with_special_tokens(words: Any) -> Any:
-    """Return a tokenizer with SmolVLM's image tokens."""
     unknown = [token for token in (_FAKE, _GLOBAL, _IMAGE) if token not in words.get_vocab()]
     if unknown:
         words.add_special_tokens({"additional_special_tokens": unknown})
@@ -196,7 +195,7 @@ def folder_config(folder: str) -> Any:
     """Return the configuration in a folder of lerobot.
 
     Raises:
-        ConfigError: there is none, or it is of another kind of policy.
+        ConfigError: the configuration is missing, or of another kind of policy.
     """
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
@@ -227,10 +226,10 @@ def _network(
     options: SmolVlaOptions,
     spec: EnvSpec,
 ) -> Any:
-    """Return lerobot's network with fresh weights.
+    """Return lerobot's network with new weights.
 
     Args:
-        shape: its configuration.
+        shape: the configuration of the network.
         words: the tokenizer.
         vlm: folder of the vision-language model's configuration; None: a small one.
         config: the section `actor.model`.
@@ -244,7 +243,7 @@ def _network(
     from lerobot.policies.smolvla.modeling_smolvla import VLAFlowMatching
 
     shape.load_vlm_weights = False
-    # lerobot asks the processor for two tokens alone; images and texts are prepared here.
+    # lerobot uses only two tokens of the processor; images and texts are prepared here.
     tokens = SimpleNamespace(
         fake_image_token_id=words.convert_tokens_to_ids(_FAKE),
         global_image_token_id=words.convert_tokens_to_ids(_GLOBAL),
@@ -275,16 +274,16 @@ def _network(
 
 
 def _read_prefix(model: Any, embedded: Tensor, attention: Tensor, positions: Tensor) -> tuple[Tensor, Memory]:
-    """Let lerobot's two models read an observation.
+    """Encode an observation by lerobot's two models.
 
     Args:
         model: its `SmolVLMWithExpertModel`.
-        embedded: what is read, [n, L, width].
-        attention: which of it sees which, bool [n, L, L].
-        positions: the positions of the tokens that are read, [n, L].
+        embedded: the embedded observation, [n, L, width].
+        attention: the attention mask, bool [n, L, L].
+        positions: the positions of the tokens, [n, L].
 
     Returns:
-        What the vision-language model makes of it, [n, L, width], and keys and values of each layer.
+        The output of the vision-language model, [n, L, width], and keys and values of each layer.
     """
     filled = {"fill_kv_cache": True} if _keeps_dictionaries(model) else {}
     hidden, memory = model.forward(
@@ -313,7 +312,7 @@ def _prefix_cache(model: Any, pairs: Memory) -> Any:
 
 
 def _keeps_dictionaries(model: Any) -> bool:
-    """Return whether keys and values are in dictionaries: lerobot before 0.6, where a flag says when to fill them."""
+    """Return whether keys and values are in dictionaries: before lerobot 0.6, a flag controls filling them."""
     return "fill_kv_cache" in inspect.signature(model.forward).parameters
 
 
@@ -321,12 +320,12 @@ def _load_weights(network: nn.Module, folder: str) -> None:
     """Load the weights in a lerobot folder into the network.
 
     Raises:
-        ConfigError: they are missing, or of another model.
+        ConfigError: the weights are missing, or of another model.
     """
     own = network.state_dict().keys()
 
     def renamed(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-        # Layers that are left out of the model are in the folder, too.
+        # The folder also holds layers that the model leaves out.
         if name.removeprefix("model.") in own:
             yield name.removeprefix("model."), weight
 
@@ -340,7 +339,7 @@ def _small_vlm(
     """Return the configuration of a small SmolVLM: a SigLIP, a projection and a Llama.
 
     Raises:
-        ConfigError: the sizes do not divide.
+        ConfigError: the sizes do not divide evenly.
     """
     from transformers import SmolVLMConfig
 

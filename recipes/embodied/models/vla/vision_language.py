@@ -1,6 +1,6 @@
 """Tokenizers, prompts, sizes, adapters and weights of policies on vision-language models."""
 
-# transformers and safetensors have few types.
+# transformers and safetensors are largely untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from recipes.sections.actor import LoraSettings
 
-# Width of a head of a model that is built.
+# The width of a head in a newly built model.
 HEAD: Final = 32
 
 _SPECIAL: Final = ("<pad>", "<s>", "<unk>", "<image>")
 _PAD, _BEGIN, _UNKNOWN, _IMAGE = _SPECIAL
-# Words of a tokenizer that is built; others are spelled.
+# Words of a newly built tokenizer; others are spelled out.
 _TEXT: Final = """
     the a to of and on in into from with it what action should robot take do task touch reach move pick up place put
     push pull open close lift bring grasp hold turn press slide stack hand arm gripper block cube puck point mark box
@@ -42,10 +42,10 @@ _LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up
 
 
 def built_heads(width: int) -> int:
-    """Return the number of heads of a model that is built with layers of some width.
+    """Return the number of heads of a newly built model with layers of some width.
 
     Raises:
-        ConfigError: the width does not divide.
+        ConfigError: the width does not divide evenly.
     """
     if width % HEAD:
         raise ConfigError(
@@ -57,7 +57,7 @@ def built_heads(width: int) -> int:
 
 
 def built_image_size(spec: EnvSpec, patch: int) -> int:
-    """Return height and width of the images of a model that is built: whole patches of so many pixels."""
+    """Return height and width of the images of a newly built model: whole patches of `patch` pixels."""
     largest = max(max(height, width) for height, width, _ in spec.cameras.values())
     return -(-largest // patch) * patch
 
@@ -65,8 +65,8 @@ def built_image_size(spec: EnvSpec, patch: int) -> int:
 def initialize_narrow(model: nn.Module) -> None:
     """Initialize weights so that outputs have the scale of inputs.
 
-    transformers draws them for wide models, a deviation of 0.02; in a narrow one little would pass from layer to layer,
-    and it would not find the instruction's object in the image for thousands of batches.
+    transformers draws weights for wide models, with a std of 0.02; in a narrow one signals would fade from layer to
+    layer, and the model would not find the instruction's object in the image for thousands of batches.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -81,7 +81,7 @@ def built_tokenizer() -> PreTrainedTokenizerBase:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # Of two ways to write a text the one with the higher sum of scores is taken: words before characters.
+    # Of two tokenizations, the one with the larger sum of scores wins: words before characters.
     special = [(token, 0.0) for token in _SPECIAL]
     pieces = [
         *special,
@@ -98,10 +98,10 @@ def built_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def load_policy_tokenizer(folder: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder, or one that is built.
+    """Return the tokenizer in a folder, or a newly built one.
 
     Raises:
-        ConfigError: there is none, or it has no token for padding.
+        ConfigError: the tokenizer is missing, or has no padding token.
     """
     if folder is None:
         return built_tokenizer()
@@ -118,14 +118,14 @@ def load_policy_tokenizer(folder: str | None) -> PreTrainedTokenizerBase:
 def encoded_prompts(
     tokenizer: Any, prompts: list[str], longest: int, side: str, vocabulary: int
 ) -> tuple[Array, Array]:
-    """Return tokens int64 [n, longest] of texts, and which are not padding, bool [n, longest].
+    """Return tokens int64 [n, longest] of texts, and a mask of those that are not padding, bool [n, longest].
 
     Args:
         tokenizer: the tokenizer of transformers.
-        prompts: n texts, with whatever marks their beginning.
+        prompts: n texts, including their start tokens.
         longest: `max_prompt_tokens`.
         side: the side of the padding, `left` or `right`.
-        vocabulary: tokens that the model knows.
+        vocabulary: the number of tokens that the model knows.
 
     Raises:
         ConfigError: a text is longer, or has a token that the model does not know.
@@ -151,25 +151,25 @@ def encoded_prompts(
 
 
 def adapted(network: nn.Module, lora: LoraSettings | None) -> Any:
-    """Return a network that is not of transformers' own classes, with adapters where there are to be some."""
+    """Return a network that is not a transformers model, with adapters if configured."""
     if lora is None:
         return network
-    # peft takes the attribute `config` for that of a model of transformers; it sees none of a module list.
+    # peft would take the attribute `config` for a transformers model's; a module list hides it.
     targets = lora if lora.target_modules else lora.model_copy(update={"target_modules": _LORA_TARGETS})
     return with_lora(cast("Any", nn.ModuleList([network])), targets, None)
 
 
 @contextmanager
 def judging_folder(folder: str, model: str, example: str) -> Generator[None]:
-    """Say of what is missing or wrong in the description of a model that the folder has none.
+    """Report anything missing or wrong in a model's description as a folder without such a model.
 
     Args:
         folder: the folder.
         model: the kind of the model.
-        example: a folder that has one, in words.
+        example: a valid folder, in words.
 
     Raises:
-        ConfigError: something is.
+        ConfigError: something is missing or wrong.
     """
     try:
         yield
@@ -191,18 +191,18 @@ def load_renamed(
     *,
     kind: str,
 ) -> None:
-    """Load the weights in a folder of another library into a network; every one has to be used.
+    """Load the weights in a folder of another library into a network; every weight must be used.
 
     Args:
-        network: takes them.
+        network: takes the weights.
         folder: the folder, for errors.
-        files: its files of weights.
-        renamed: returns the network's weights, by name, that one of the folder has; none where it has no effect.
+        files: the files of weights.
+        renamed: returns the network's weights, by name, that a weight of the folder contains; none if it has no effect.
         unread: whether the folder may lack a weight of the network.
         kind: the kind of the model, for errors.
 
     Raises:
-        ConfigError: they are of another model, or cannot be read.
+        ConfigError: the weights are of another model, or cannot be read.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,1 +1,1 @@
-"""A robot controller: the process next to an arm, here with a simulated arm."""
+"""A robot controller, the process next to an arm; here also with a simulated arm."""

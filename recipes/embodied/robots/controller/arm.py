@@ -1,4 +1,4 @@
-"""The arm behind a controller: one interface, with a simulated arm and a real one behind it. No sockets."""
+"""The arm behind a controller: one interface for simulated and real arms. Opens no sockets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.wire_protocol import Box
 
-# Shares of a motion that are tried where the whole would take the hand out of its workspace.
+# Shares of a motion that are tried if the whole would take the hand out of its workspace.
 _SHARES = (1.0, 0.75, 0.5, 0.25)
 _CLIPPED = 1e-9  # radians
-RESET_SPEED = 0.25  # share of the published joint velocities at which the arm goes to its start
+RESET_SPEED = 0.25  # share of the published joint velocities for the motion to a start
 
 
 def period_end(last: float, now: float, period: float = CONTROL_SECONDS) -> float:
     """Return the end of the control period that an action at `now` belongs to.
 
-    One that comes soon after the period that ended at `last` belongs to the next one, so periods have one length,
-    however long a policy thinks.
+    An action soon after the period that ended at `last` belongs to the next period, so that periods keep their length,
+    however long a policy computes.
     """
     return (last if 0 <= now - last < period / 2 else now) + period
 
@@ -33,13 +33,13 @@ class Arm(ABC):
 
     Attributes:
         name: the name of the controller of such an arm.
-        firmware: versions of what is behind this class; None: nothing is.
+        firmware: versions of the hardware behind this class; None: no hardware.
         low: [7], the lowest target of each joint, in radians.
-        high: [7], the highest, likewise.
-        workspace: the box that the hand must stay in; None: everywhere above the table.
-        clipped: a limit made the last motion shorter than asked.
-        gripper_closed: whether it was commanded to close.
-        stopped: why the arm stands still until a reset; None: it does not.
+        high: [7], the highest target of each joint, in radians.
+        workspace: the box that the hand must stay in; None: all space above the table.
+        clipped: whether a limit shortened the last motion.
+        gripper_closed: whether the gripper was commanded to close.
+        stopped: why the arm stands still until a reset; None: it is not stopped.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Arm(ABC):
 
     @abstractmethod
     def target(self, now: float) -> NDArray[np.float64]:
-        """Return the joints [7] that the arm goes to or holds, in radians."""
+        """Return the joints [7] that the arm moves to or holds, in radians."""
 
     @abstractmethod
     def moves(self, now: float) -> bool:
@@ -68,11 +68,11 @@ class Arm(ABC):
     @property
     @abstractmethod
     def still_since(self) -> float:
-        """The moment since which the arm stands still, where it does not move."""
+        """The time since which the arm stands still, if it does not move."""
 
     @property
     def mode(self) -> str:
-        """State of the arm, in the word of its firmware."""
+        """State of the arm, in its firmware's word."""
         return "idle" if self.stopped else "move"
 
     @property
@@ -85,19 +85,19 @@ class Arm(ABC):
         """Start a slow motion to `joints` [7], within `low` and `high`, open the gripper, and clear a stop.
 
         Returns:
-            When it is there at the earliest; `moves` is false when it is.
+            The earliest time of arrival; `moves` is false after the arrival.
         """
 
     def move(self, deltas: NDArray[np.float64], close_gripper: bool | None, now: float) -> float:
         """Move the target by `deltas` [7], as far as limits and the table allow.
 
         Returns:
-            When the control period ends.
+            The end of the control period.
 
         Raises:
-            ValueError: a joint would have to be faster than it can be, or the arm refuses the target.
+            ValueError: a joint would have to exceed its velocity, or the arm refuses the target.
         """
-        # Differences of numbers that were rounded on the way may be larger by a hair.
+        # Differences of rounded numbers may exceed the limit slightly.
         if (np.abs(deltas) > VELOCITY_MAX * CONTROL_SECONDS * (1 + 1e-6)).any():
             raise ValueError("a joint cannot move that far in one control period")
         here = self.target(now)
@@ -113,7 +113,7 @@ class Arm(ABC):
         """Stop as fast as the arm can, and stay still until a reset. The first reason is kept."""
 
     def poll(self, now: float) -> None:  # noqa: B027 - an ideal arm does nothing by itself
-        """Look at what the arm does by itself; sets `stopped` where it has ended its motion."""
+        """Check for events of the arm itself; set `stopped` if it has ended its motion."""
 
     def inside(self, joints: NDArray[np.float64]) -> bool:
         """Return whether the hand at `joints` [7] is above the table and in the workspace."""
@@ -130,7 +130,7 @@ class Arm(ABC):
         self.gripper_closed = close
 
     def _allowed(self, here: NDArray[np.float64], deltas: NDArray[np.float64], now: float) -> NDArray[np.float64]:
-        """Return where a motion from `here` ends: within the limits, and as far as the hand stays where it may be."""
+        """Return where a motion from `here` ends: within the limits, and as far as the hand stays in its workspace."""
         for share in _SHARES:
             goal = self._limited(here + share * deltas, now)
             if self.inside(goal):
@@ -141,5 +141,5 @@ class Arm(ABC):
         return np.clip(goal, self.low, self.high)
 
     def _reset_seconds(self, goal: NDArray[np.float64], now: float) -> float:
-        """Return how long the way of a reset takes."""
+        """Return the duration of a reset's motion, in seconds."""
         return float((np.abs(goal - self.joints(now)) / (RESET_SPEED * VELOCITY_MAX)).max())

@@ -1,6 +1,6 @@
-"""The decisions of an arm's controller: lease, motion and stops. No sockets, no clock.
+"""The decisions of an arm's controller: lease, motion and stops. Uses no sockets and no clock.
 
-The network around it is `controller_server.py`, which passes in requests and moments; the arm is any `Arm`.
+The network is in `controller_server.py`, which passes requests and times; the arm is any `Arm`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from recipes.embodied.robots.wire_protocol import (
 )
 
 VERSION: Final = "3.0"
-# Silence of the holder after which an arm on its way stops, and time under way after which an action is too old.
+# The holder's silence after which a moving arm stops, and the delay after which an action is too old.
 WATCHDOG_SECONDS: Final = 2 * CONTROL_SECONDS
 LATE_SECONDS: Final = 2 * CONTROL_SECONDS
-# Between two looks at an arm that has not arrived where and when it should have.
+# The interval of checks on an arm that is late.
 POLL_SECONDS: Final = CONTROL_SECONDS / 5
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The holder of the arm, and until when.
+    """The holder of the arm, with the expiry of the lease.
 
     Attributes:
-        connection: over which they do.
-        holder: who they say they are.
-        heartbeat: seconds without a sign of life after which they count as lost.
-        heard: when the last sign of life came.
+        connection: the number of the holder's connection.
+        holder: the holder's self-chosen name.
+        heartbeat: seconds without a sign of life after which the holder counts as lost.
+        heard: the time of the last sign of life.
     """
 
     connection: int
@@ -58,8 +58,8 @@ class Motion:
     Attributes:
         id: the id of the request.
         number: the number of the motion.
-        end: the end of the control period of a move; of a reset, when the arm is there at the earliest.
-        arrives: the reply waits until the arm stands at its target, as that of a reset does.
+        end: the end of the control period of a move, or the earliest arrival of a reset.
+        arrives: whether the reply waits until the arm stands at its target, as for a reset.
     """
 
     id: int
@@ -69,7 +69,7 @@ class Motion:
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the controller
-    """A request that is not carried out, and why."""
+    """A request that is not executed, and the reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ class Controller:
     """One arm, held by one client at a time. Connections are numbers; times are monotonic seconds.
 
     Attributes:
-        looked: when the arm was last looked at, where something looks all the time; None: nothing does.
+        looked: when the arm was last checked, if it is watched continually; None: it is not watched.
     """
 
     def __init__(self, arm: Arm, cameras: SimulatedCameras | None = None, workspace: Box | None = None) -> None:
@@ -93,9 +93,9 @@ class Controller:
         self._gripper: Gripper | None = None
         self._motion = 0  # number of the latest motion
         self._latest: Motion | None = None
-        self._ended = 0  # number of the latest one whose reply was due
-        self._interrupted = 0  # of the latest one that was interrupted
-        self._silenced = 0  # of the latest one that was interrupted because its holder was silent
+        self._ended = 0  # number of the latest motion whose reply was due
+        self._interrupted = 0  # number of the latest interrupted motion
+        self._silenced = 0  # number of the latest motion that was interrupted by its holder's silence
         self._operations: dict[str, Callable[[int, ControllerRequest, float], Message | Motion | None]] = {
             "ping": self._ping,
             "state": self._state,
@@ -113,13 +113,13 @@ class Controller:
         return None if self._lease is None else self._lease.holder
 
     def handle(self, connection: int, request: ControllerRequest, now: float) -> Message | Motion | None:
-        """Do what a client asks.
+        """Execute a client's request.
 
         Returns:
-            The reply; or a motion, whose reply is `finish` when it has ended; or None where no reply is wanted.
+            The reply; or a motion, whose reply `finish` returns after its end; or None if no reply is expected.
 
         Raises:
-            ProtocolError: the request makes no sense. Whoever sent it is not one of ours.
+            ProtocolError: the request is malformed: the sender is not an rlinf client.
         """
         self.expire(now)
         if self._lease and self._lease.connection == connection:
@@ -133,7 +133,7 @@ class Controller:
             return self._refused(request.id, refusal)
 
     def finish(self, motion: Motion, now: float) -> Message:
-        """Return the reply to the request that began a motion, once it has ended or been interrupted."""
+        """Return the reply to the request that began a motion, after it has ended or been interrupted."""
         if self.interrupted(motion):
             why = self._arm.stopped or "it was interrupted"
             code = "silent" if motion.number == self._silenced else "stopped"
@@ -141,18 +141,18 @@ class Controller:
         return self._report(motion.id, max(now, motion.end))
 
     def interrupted(self, motion: Motion) -> bool:
-        """Return whether a stop came before its end."""
+        """Return whether a stop came before the motion's end."""
         return motion.number <= self._interrupted
 
     def ended(self, motion: Motion, now: float) -> bool:
-        """Return whether its reply is due: the control period is over, and the arm there if it waits for that."""
+        """Return whether the motion's reply is due: the control period is over and, if required, the arm is there."""
         if now >= motion.end and not (motion.arrives and self._arm.moves(now)):
-            # An arm that has arrived may be pushed later on: that is another motion.
+            # An arm that has arrived may be pushed later, which is another motion.
             self._ended = max(self._ended, motion.number)
         return motion.number <= self._ended
 
     def lost(self, connection: int, reason: str, now: float) -> bool:
-        """Return a connection ended. If it held the arm, the arm stops and is free; returns whether it did."""
+        """Handle the end of a connection. If it held the arm, the arm stops and is free; return whether it did."""
         if self._lease is None or self._lease.connection != connection:
             return False
         self.watch(now)
@@ -161,10 +161,10 @@ class Controller:
         return True
 
     def expire(self, now: float) -> bool:
-        """Stop the arm, or revoke the lease, if the holder has been silent for too long; returns whether it was
+        """Stop the arm, or revoke the lease, if the holder has been silent for too long; return whether the lease was
         revoked.
 
-        The arm stops at the moment at which the silence became too long, even if that is noticed later.
+        The stop is dated to when the silence became too long, even if that is noticed later.
         """
         self.watch(now)
         lease = self._lease
@@ -177,10 +177,10 @@ class Controller:
         return min(motion.end if now < motion.end else now + POLL_SECONDS, self._heard + WATCHDOG_SECONDS)
 
     def watch(self, now: float) -> None:
-        """Notice what the arm did by itself, and stop it at the moment when its holder had been silent for too long.
+        """Handle events of the arm itself, and stop it when its holder has been silent for too long.
 
-        Where this process was held up for as long, what the holder sent is not read yet: it is not them who are to
-        blame, and their lease continues.
+        If this process itself was delayed that long, the holder's messages are still unread: the holder is not at
+        fault, and the lease continues.
         """
         delay = 0.0 if self.looked is None else now - self.looked
         self.looked = None if self.looked is None else now
@@ -197,7 +197,7 @@ class Controller:
         self._lease, self._heard = replace(self._lease, heard=now), now
 
     def silence_allowed(self, connection: int) -> float | None:
-        """Return seconds after which the connection counts as lost; None: it holds nothing."""
+        """Return the seconds of silence after which the connection counts as lost; None if it does not hold the arm."""
         lease = self._lease
         return lease.heartbeat if lease and lease.connection == connection else None
 
@@ -290,7 +290,7 @@ class Controller:
         report |= {"clock": now, "clipped": self._arm.clipped, "cameras": self._cameras.ages(now)}
         report |= {"tick": to_tick(now), "heard_tick": to_tick(self._heard)}
         report["still_tick"] = None if self._arm.moves(now) else to_tick(self._arm.still_since)
-        # A simulated hand has no device: its declaration is only echoed.
+        # A simulated gripper has no device: its declaration is only echoed.
         report["gripper"] = self._gripper.model_dump() if self._gripper else None
         return {"id": number, "ok": True, **report}
 
@@ -299,12 +299,12 @@ class Controller:
 
 
 def to_tick(moment: float) -> int:
-    """Return the number of the control period that a moment is in."""
+    """Return the number of the control period at a time."""
     return int(moment // CONTROL_SECONDS)
 
 
 def within(first: Box | None, second: Box | None) -> Box | None:
-    """Return the intersection of two boxes; None stands for all of space."""
+    """Return the intersection of two boxes; None means all of space."""
     if first is None or second is None:
         return first or second
     low = tuple(map(max, first.low, second.low))

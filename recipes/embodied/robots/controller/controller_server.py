@@ -1,7 +1,7 @@
-"""The network around an arm's controller, and what the commands of all controllers have in common.
+"""The network around an arm's controller, and the common part of all controllers' commands.
 
-`stop` is for anybody, so a new connection is always let in. Where there are too many, one that does not hold the arm
-makes room: the one that has been silent longest, of the address that has the most.
+Anybody may send `stop`, so a new connection is always accepted. If there are too many, one that does not hold the arm
+is closed: of the address with the most, the one that has been silent longest.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from recipes.embodied.robots.wire_protocol import (
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 from rlinf_core.hardware.robots.franka import ROBOT_PORT
 
-MAX_CONNECTIONS = 32  # beside that of the holder
+MAX_CONNECTIONS = 32  # besides the holder's
 MAX_OF_ONE_ADDRESS = 16
-FIRST_SECONDS = 5.0  # within which a connection must have sent its first request
-IDLE_SECONDS = 60.0  # after which a connection that holds nothing and says nothing is closed
-WRITE_SECONDS = 5.0  # within which a client must take its replies
+FIRST_SECONDS = 5.0  # time limit for the first request of a connection
+IDLE_SECONDS = 60.0  # a silent connection that does not hold the arm is closed after this
+WRITE_SECONDS = 5.0  # time limit for a client to take its replies
 _log = logging.getLogger("rlinf.robots")
 
 
@@ -49,7 +49,7 @@ class Server:
         self._controller = controller
         self._numbers = itertools.count(1)
         self._talking: set[asyncio.Task[None]] = set()
-        # Those that do not hold the arm. The holder's is never closed for a newcomer.
+        # Connections that do not hold the arm. The holder's is never closed for a newcomer.
         self._others: Unproven[asyncio.Task[None]] = Unproven(MAX_CONNECTIONS, from_one=MAX_OF_ONE_ADDRESS)
         self._warn = LimitedWarnings(_log.warning)
         self._changed = asyncio.Event()
@@ -59,7 +59,7 @@ class Server:
         """Listen; returns the address, with the actual port if 0 was requested.
 
         Raises:
-            OSError: it cannot.
+            OSError: the address cannot be bound.
         """
         self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_LINE)
         self.watching = asyncio.create_task(self._watch())
@@ -109,12 +109,12 @@ class Server:
         task: asyncio.Task[None],
         origin: str,
     ) -> str:
-        """Answer one client until it is gone; returns why it is.
+        """Serve one client until it leaves; return the reason.
 
         Args:
             number: the number of its connection.
             task: the task of its connection.
-            origin: address that it counts under.
+            origin: the address under which it is counted.
         """
         motions: set[asyncio.Task[None]] = set()
         idle = FIRST_SECONDS
@@ -126,7 +126,7 @@ class Server:
                 except TimeoutError:
                     return f"it sent nothing for {allowed or idle:g} s"
                 except ValueError:
-                    line = b" " * (MAX_LINE + 1)  # longer than the reader takes: `decode` says so
+                    line = b" " * (MAX_LINE + 1)  # longer than the reader's limit, which `decode` reports
                 if not line.endswith(b"\n") and len(line) <= MAX_LINE:
                     return "its connection was closed"
                 try:
@@ -151,15 +151,14 @@ class Server:
                 task.cancel()
 
     def _place(self, number: int, task: asyncio.Task[None], origin: str) -> None:
-        """Count a connection that has sent a request among those that make room, unless it holds the arm."""
+        """Register a connection that has sent a request as one that may be closed, unless it holds the arm."""
         self._others.remove(task)
         if self._controller.silence_allowed(number) is None:
-            # Behind those that have been silent since.
+            # Behind connections that have been silent longer.
             for other in self._others.admit(task, origin):
                 other.cancel()
 
     async def _follow(self, motion: Motion, writer: asyncio.StreamWriter) -> None:
-        """Reply to a motion when it has ended or is interrupted."""
         while not self._controller.interrupted(motion) and not self._controller.ended(motion, now := time.monotonic()):
             changed = self._changed
             with contextlib.suppress(TimeoutError):
@@ -168,14 +167,13 @@ class Server:
         await self._send(writer, self._controller.finish(motion, time.monotonic()))
 
     async def _watch(self) -> None:
-        """Look at the arm between requests: it may still follow a target, or end its motion by itself."""
+        """Watch the arm between requests: it may still follow a target, or end its motion by itself."""
         self._controller.looked = time.monotonic()
         while True:
             await asyncio.sleep(POLL_SECONDS)
             self._controller.watch(time.monotonic())
 
     def _wake(self) -> None:
-        """Wake the tasks that follow a motion."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -184,7 +182,7 @@ class Server:
             writer.write(encode(message))
             await asyncio.wait_for(writer.drain(), WRITE_SECONDS)
         except (OSError, TimeoutError):
-            # Whoever reads from this connection sees that it is gone.
+            # The reader of this connection notices the end.
             writer.transport.abort()
 
 
@@ -192,7 +190,7 @@ async def serve(host: str, port: int, controller: Controller) -> int:
     """Serve until interrupted; returns the exit status.
 
     Raises:
-        Exception: the watch over the arm failed; nothing may move it without.
+        Exception: the watch over the arm failed, without which nothing may move it.
     """
     server = Server(controller)
     ended = asyncio.Event()

@@ -1,8 +1,8 @@
 """A Franka arm over its control interface (FCI), by franka-rs: a 1 kHz loop on a thread of Rust follows our targets.
 
-Python only sets targets, 10 to 20 a second, so a slow policy is not a fault: the arm comes to rest at its last
-target. Everything that may block runs on a thread of its own. What the interface does by itself stays in force: it
-stops the arm after 20 lost cycles, at a limit of motion, and at a collision; `reset` recovers from that, nothing else.
+Python only sets targets, 10 to 20 per second, so that a slow policy is no fault: the arm comes to rest at its last
+target. Everything that may block runs on a separate thread. The interface's own protection stays active: it stops the
+arm after 20 lost cycles, at a motion limit, and at a collision; only `reset` recovers from that.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from recipes.embodied.robots.controller.arm import RESET_SPEED, Arm, period_end
 from recipes.embodied.robots.franka_arm import ACTION_VELOCITY
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
 
-# Versions of the interface that franka-rs speaks, and their arms. Only that of the Research 3 was tried.
+# Versions of the interface that franka-rs speaks, and their arms. Only the Research 3's version was tested.
 ARMS: Final = {10: "Franka Research 3", 5: "Franka Emika Panda"}
 CLOSE_SECONDS: Final = 3.0
-# Joint limits of the Research 3 by its data sheet, in radians, and the distance from them at which franka-rs refuses a
+# Joint limits of the Research 3 from its data sheet, in radians, and the margin within which franka-rs refuses a
 # target.
 _RESEARCH_3_MIN = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
 _RESEARCH_3_MAX = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
 _MARGIN = 0.05
 _ELBOW = 3  # the joint that folds the arm
-# The target leads a held arm by no more than what an action of 1 covers in this time.
+# The target leads a held arm by at most the distance of an action of 1 in this time.
 _LEAD = 0.6 * ACTION_VELOCITY[:, 0]
-_DEVIATION = 10.0  # radians from where a loop began; our own limits are narrower
+_DEVIATION = 10.0  # radians from the start of a loop; our own limits are narrower
 _STILL = 0.02  # radians per second
-# The arm's own seconds over which a speed is measured: a light joint may tremble about its place in every cycle.
+# The interval for measuring a speed, in the arm's own seconds: a light joint may tremble in every cycle.
 _SPEED_SECONDS = 0.02
-_SETTLE_SECONDS = 0.1  # from a new target until its motion shows in the velocities
-_ARRIVED = 0.03  # radians from the target, at most, where a reset ends
-_ARRIVAL_SECONDS = 5.0  # beyond twice the time that a reset should take, and that of braking before it
-_REST_SECONDS = 3.0  # within which an arm has braked
+_SETTLE_SECONDS = 0.1  # from a new target until velocities show its motion
+_ARRIVED = 0.03  # largest distance from the target at the end of a reset, in radians
+_ARRIVAL_SECONDS = 5.0  # in addition to twice the duration of the reset and the braking before it
+_REST_SECONDS = 3.0  # time limit of braking
 _ROW_SECONDS = 0.02  # between the targets of a reset
-_FINGERS_SPEED = 0.1  # metres per second
-_FINGERS_WIDTH = 0.08  # metres between open fingers, where the hand does not say it
+_FINGERS_SPEED = 0.1  # meters per second
+_FINGERS_WIDTH = 0.08  # meters between open fingers, if the hand does not report it
 _log = logging.getLogger("rlinf.robots")
 
 
@@ -53,13 +53,14 @@ class FciOptions:
     """Limits that are set in the arm.
 
     Attributes:
-        fraction: the fraction of the arm's own limits of velocity, acceleration and jerk that its motions keep.
-        torque: the torque of a collision, at each joint, in newton metres.
-        force: the force of a collision, at the hand, in newtons and newton metres; also the force of a grasp.
-        realtime: `enforce` a kernel with real-time scheduling, or `ignore` that there is none.
-        gripper: the arm has a Franka Hand.
-        elbow: the smallest angle of joint 4, in radians. Of the postures with the hand before the arm, 8 in 100 are
-            collisions of the arm with itself, which are reflexes; beyond -2.6 rad 1 in 1000 is.
+        fraction: the fraction of the arm's limits of velocity, acceleration and jerk that motions use.
+        torque: the torque at a joint that counts as a collision, in newton meters.
+        force: the force at the hand that counts as a collision, in newtons and newton meters; also the force of a
+            grasp.
+        realtime: `enforce` a kernel with real-time scheduling, or `ignore` its absence.
+        gripper: whether the arm has a Franka Hand.
+        elbow: the smallest angle of joint 4, in radians. Of the postures with the hand in front of the arm, 8 in 100
+            are self-collisions, which trigger reflexes; above -2.6 rad, only 1 in 1000.
     """
 
     fraction: float = 0.5
@@ -71,7 +72,7 @@ class FciOptions:
 
 
 class WorkerThread:
-    """Runs jobs one after the other. A daemon: a job that never returns does not keep the process alive.
+    """Runs jobs one after the other, on a daemon thread: a job that never returns does not keep the process alive.
 
     Args:
         name: the name of the thread.
@@ -81,7 +82,7 @@ class WorkerThread:
     def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        # Jobs that wait or run. Not whether the queue is empty: a job that was just taken from it has not begun.
+        # Jobs that wait or run. An empty queue is no sign of idleness: a job just taken from it has not begun.
         self._left = 0
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -114,7 +115,7 @@ class FciArm(Arm):
 
     Args:
         franka: the module of franka-rs.
-        connect: connects with the arm, and checks its version; again at a reset after the connection was lost.
+        connect: connects to the arm, and checks its version; called again at a reset after a lost connection.
         options: the limits.
     """
 
@@ -132,14 +133,14 @@ class FciArm(Arm):
         self._robot: Any = None
         self._loop: Any = None
         self._hand: Any = None
-        self._lost = False  # the connection; a reset connects again
+        self._lost = False  # whether the connection is lost; a reset reconnects
         self._attach()
         self._lock = threading.Lock()
-        self._turn = 0  # counts resets and stops: what was begun before the latest is given up
-        self._goal: NDArray[np.float64] | None = None  # of a reset that has not arrived
-        self._led = False  # its way was given to the loop
-        self._late = 0.0  # when it must have arrived
-        self._set = self._end = -math.inf  # when the last target was set, and when its control period ends
+        self._turn = 0  # counts resets and stops; work begun before the latest is abandoned
+        self._goal: NDArray[np.float64] | None = None  # the goal of a reset that has not arrived
+        self._led = False  # whether the reset's path was given to the loop
+        self._late = 0.0  # time limit of the reset's arrival
+        self._set = self._end = -math.inf  # the time of the last target, and the end of its control period
         self._moved = 0.0
         self._worker = WorkerThread("rlinf-fci", self._failed)
         self._fingers = WorkerThread("rlinf-gripper", self._failed)
@@ -148,14 +149,14 @@ class FciArm(Arm):
         return np.array(self._state.q, float)
 
     def target(self, now: float) -> NDArray[np.float64]:
-        """See `Arm`: where the arm is, while it is stopped."""
+        """See `Arm`: the arm's position while it is stopped."""
         if self._goal is not None:
             return self._goal.copy()
         loop = self._loop
         return self.joints(now) if loop is None or self.stopped else np.array(loop.target(), float)
 
     def moves(self, now: float) -> bool:
-        """See `Arm`: by the measured velocities; a reset moves until it has arrived."""
+        """See `Arm`: from the measured velocities; a reset counts as moving until it has arrived."""
         return self._goal is not None or now < self._set + _SETTLE_SECONDS or self._fast()
 
     @property
@@ -169,11 +170,11 @@ class FciArm(Arm):
 
     @property
     def success_rate(self) -> float:
-        """See `Arm`: `RobotState.control_command_success_rate`, of the newest 100 cycles."""
+        """See `Arm`: `RobotState.control_command_success_rate`, over the latest 100 cycles."""
         return float(self._state.control_command_success_rate)
 
     def reset(self, joints: NDArray[np.float64], now: float) -> float:
-        """See `Arm`. Recovers from an error first, and connects again where the connection was lost."""
+        """See `Arm`. First recovers from an error, and reconnects if the connection was lost."""
         goal = self._limited_to_joints(joints)
         seconds = self._reset_seconds(goal, now)
         with self._lock:
@@ -247,16 +248,16 @@ class FciArm(Arm):
         return np.clip(goal, self.low, self.high)
 
     def _take(self, state: Any) -> None:
-        """Keep a new state, and those that its speed is measured from."""
+        """Store a new state, and the past ones for measuring its speed."""
         past = (*self._past, state)
-        if state.time < past[0].time:  # another arm's clock
+        if state.time < past[0].time:  # the clock of another arm
             past = (state,)
         while len(past) > 1 and state.time - past[1].time >= _SPEED_SECONDS:
             past = past[1:]
         self._state, self._past = state, past
 
     def _fast(self) -> bool:
-        """Return whether the arm moves: by its velocities, and by how far it went."""
+        """Return whether the arm moves, judged by its velocities and the distance moved."""
         state, before = self._state, self._past[0]
         if np.abs(np.array(state.dq, float)).max() <= _STILL:
             return False
@@ -270,11 +271,10 @@ class FciArm(Arm):
         if changes:
             self._fingers.submit(lambda: self._grasp(close))
 
-    # On the threads that may block
+    # Run on the threads that may block
 
     def _attach(self) -> None:
-        """Connect with the arm, and set its limits."""
-        self._loop = self._robot = self._hand = None  # frees what is left of an earlier connection
+        self._loop = self._robot = self._hand = None  # frees the remains of an earlier connection
         self._robot = robot = self._connect()
         self.firmware = (
             f"{ARMS[robot.fci_version]}, FCI {robot.fci_version}, server {robot.server_version},"
@@ -286,7 +286,7 @@ class FciArm(Arm):
         self._refresh()
 
     def _lead(self, goal: NDArray[np.float64], turn: int) -> None:
-        """Bring the arm to `goal` slowly, with a new loop where none runs, and open the gripper."""
+        """Move the arm slowly to `goal`, with a new loop if none runs, and open the gripper."""
         if self._lost:
             self._attach()
         if self._loop is not None and not self._loop.running:
@@ -309,11 +309,11 @@ class FciArm(Arm):
                 self._led = True
 
     def _recover(self) -> None:
-        """Clear the arm's error, over a new connection where the earlier one is broken."""
+        """Clear the arm's error, over a new connection if the earlier one is broken."""
         try:
             self._robot.automatic_error_recovery()
         except self._error as error:
-            # After a cut link states arrive again, but the connection of requests may have ended.
+            # After a link failure states may arrive again although the connection for requests has ended.
             if getattr(error, "kind", "") != "network":
                 raise
             self._attach()
@@ -326,14 +326,14 @@ class FciArm(Arm):
                 self._robot.stop()
             reflexes = self._reflexes(loop)[0]
             with self._lock:
-                # It may have ended its motion before anybody asked for a stop.
+                # The arm may have ended its motion before the stop.
                 if self.stopped is not None and reflexes not in self.stopped:
                     self.stopped += f"; the arm ended its motion: {reflexes}"
         if not self._lost:
             self._refresh()
 
     def _rest(self) -> None:
-        """Wait until the arm stands: a loop that begins while it still brakes is a discontinuity."""
+        """Wait until the arm stands: a loop that starts during braking would cause a discontinuity."""
         deadline = time.monotonic() + _REST_SECONDS
         self._refresh()
         while self._fast():
@@ -355,7 +355,7 @@ class FciArm(Arm):
 
     def _grasp(self, close: bool) -> None:
         if self._hand is None or close != self.gripper_closed:
-            return  # there is none, or the opposite was asked for since
+            return  # no hand, or a newer command for the opposite
         if close:
             width = _FINGERS_WIDTH
             self._hand.grasp(0.0, _FINGERS_SPEED, self._options.force, epsilon_inner=width, epsilon_outer=width)
@@ -363,7 +363,7 @@ class FciArm(Arm):
             self._hand.move(float(self._hand.read_once().max_width) or _FINGERS_WIDTH, _FINGERS_SPEED)
 
     def _reflexes(self, loop: Any) -> tuple[str, str]:
-        """End a loop; returns the names of the arm's errors that ended it, if any, and the error in words."""
+        """End a loop; return the names of the arm errors that ended it, if any, and the error in words."""
         try:
             loop.stop()
         except self._error as error:
@@ -371,6 +371,5 @@ class FciArm(Arm):
         return "", "the loop of targets ended"
 
     def _failed(self, error: Exception) -> None:
-        """Stop because a call failed on one of the threads."""
         _log.warning("the arm failed: %s", error)
         self.stop(f"the arm failed: {error}", self._end)

@@ -2,9 +2,9 @@
 
     python -m recipes.embodied.robots.controller.franka_controller --fci 172.16.0.2 --host 10.10.10.1
 
-It speaks the protocol of `wire_protocol.py`, as the simulated controller does, and moves the arm over its control
-interface. It needs `franka-rs` in its own interpreter, nothing else that jobs need. There is no password: let it listen
-where only you can reach it.
+It speaks the protocol of `wire_protocol.py`, like the simulated controller, and moves the arm over its control
+interface. Its interpreter needs `franka-rs`, but none of a job's other packages. There is no password: let it listen
+only where nobody else can reach it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from recipes.embodied.robots.controller.fci_arm import ARMS, FciArm, FciOptions
 from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotUnreachableError
 from rlinf_core.process.requirements import install_command
 
-# Versions of franka-rs that were tried: the first that is supported, and the first that is not.
+# The tested range of franka-rs: the first supported version, and the first unsupported one.
 LIBRARY: Final = ((0, 4), (0, 5))
 CONNECT_SECONDS: Final = 5.0
 
 
 def connect_arm(address: str, options: FciOptions) -> FciArm:
-    """Return the arm at an address, after the versions of library and arm were checked. Moves nothing.
+    """Return the arm at an address, after checking the versions of library and arm. Moves nothing.
 
     Raises:
-        RobotCheckError: franka-rs is not there, or of a version that was not tried, or the arm's is not.
+        RobotCheckError: franka-rs is missing, or the version of franka-rs or the arm is not supported.
         RobotUnreachableError: nothing answers at the address within `CONNECT_SECONDS`, or another client holds the arm.
     """
     where = f"FCI {address}"
@@ -56,7 +56,7 @@ def connect_arm(address: str, options: FciOptions) -> FciArm:
         except Exception as error:  # noqa: BLE001 - raised by the thread that waits
             failures.append(error)
 
-    # A second client is not refused by the arm: it waits until the first one leaves.
+    # The arm does not refuse a second client, but makes it wait until the first leaves.
     thread = threading.Thread(target=connect, name="rlinf-fci-connect", daemon=True)
     thread.start()
     thread.join(CONNECT_SECONDS)
@@ -104,7 +104,7 @@ def _library(where: str) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until interrupted; returns the exit status."""
+    """Run until interrupted; return the exit status."""
     standard = FciOptions()
     parser = controller_arguments((__doc__ or "").partition("\n")[0])
     parser.add_argument("--fci", required=True, metavar="ADDRESS", help="address of the arm's control unit")

@@ -14,10 +14,10 @@ from recipes.embodied.robots.franka_kinematics import HOME, VELOCITY_MAX
 
 
 class SimulatedArm(Arm):
-    """An ideal arm: it has reached its target when the control period ends.
+    """An ideal arm, which reaches its target by the end of the control period.
 
     Args:
-        speed: how many times faster than a real arm it moves.
+        speed: the factor by which it is faster than a real arm.
     """
 
     name = "rlinf-simulated"
@@ -61,7 +61,7 @@ class SimulatedArm(Arm):
     def _follow(self, goal: NDArray[np.float64], now: float) -> float:
         least = float((np.abs(goal - self.joints(now)) / VELOCITY_MAX).max())
         left = (period_end(self._end, now, CONTROL_SECONDS / self._speed) - now) * self._speed
-        # A late action is made up for, but no joint is faster than it can be.
+        # A late action catches up, but no joint exceeds its velocity.
         return self._go(goal, max(left, least), now)
 
     def _go(self, goal: NDArray[np.float64], seconds: float, now: float) -> float:
@@ -77,14 +77,14 @@ class SimulatedCameras:
     """Cameras that take 30 frames a second until they freeze.
 
     Args:
-        serials: their serial numbers.
+        serials: the serial numbers of the cameras.
     """
 
     def __init__(self, serials: Iterable[str] = ()) -> None:
         self._frozen: dict[str, float | None] = dict.fromkeys(serials)
 
     def freeze(self, serial: str, now: float) -> None:
-        """Let a camera take no frame after this moment."""
+        """Have a camera take no frame after a time."""
         self._frozen[serial] = now
 
     def ages(self, now: float) -> dict[str, float]:

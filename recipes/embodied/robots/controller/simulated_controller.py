@@ -3,7 +3,7 @@
     python -m recipes.embodied.robots.controller.simulated_controller --host 127.0.0.1 --port 17310
 
 It speaks the protocol of `wire_protocol.py` and moves as fast as a real arm; `--speed 50` makes it fifty times faster.
-It runs until it is interrupted. There is no password, as with the real one: let it listen where only you can reach it.
+It runs until interrupted. Like the real one, it has no password: let it listen only where nobody else can reach it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recipes.embodied.robots.controller.simulated_arm import SimulatedArm, Simul
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until interrupted; returns the exit status."""
+    """Run until interrupted; return the exit status."""
     parser = controller_arguments((__doc__ or "").partition("\n")[0])
     parser.add_argument("--speed", type=positive(1e6), default=1.0, help="times faster than a real arm (default: 1)")
     parser.add_argument(

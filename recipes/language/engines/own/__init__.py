@@ -1,1 +1,1 @@
-"""The engine of this project: rows that decode together, with a key-value cache."""
+"""The built-in engine: batched decoding with a KV cache."""

@@ -1,4 +1,4 @@
-"""The comparison of an engine's answers with transformers' own attention, once, before anything depends on it."""
+"""A start-up check of the built-in engine against transformers' own attention."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rlinf_core.runners.storage.first_contact import Difference
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Prompts of unlike lengths that begin alike, two of them with two answers, so that prefill, shared prefixes, prompts
-# that are stored once and ragged decoding are all used.
+# Prompts of different lengths with a common prefix, two of them with two answers, cover prefill, shared prefixes,
+# prompts that are stored once, and ragged decoding.
 _LENGTHS, _GROUPS, _COMMON, _TOKENS = (9, 31, 20), (1, 2, 2), 8, 12
 
 
 def check_engine(model: PreTrainedModel) -> Difference:
-    """Compare greedy answers of an engine with passes of the model, sequence by sequence.
+    """Compare greedy answers of the engine with forward passes of the model, sequence by sequence.
 
     Returns:
         The largest difference of a log-probability, in nats.
 
     Raises:
-        ConfigError: log-probabilities differ by more than rounding explains, or a token is not the likeliest.
+        ConfigError: log-probabilities differ by more than rounding, or a token is not the likeliest.
     """
     kind = type(model).__name__
     vocabulary: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
@@ -37,7 +37,7 @@ def check_engine(model: PreTrainedModel) -> Difference:
     with refusing(f"the engine `torch` cannot sample from `{kind}`"):
         engine = TorchEngine(model, min_saved=1)
         for length, group in zip(_LENGTHS, _GROUPS, strict=True):
-            # They begin alike, and differ from there on.
+            # A common prefix, then different tokens.
             prompt = (*tokens[:_COMMON], *tokens[_COMMON:length][::-1])
             engine.submit(Request(request_id=str(length), prompt=prompt, params=params, group_size=group))
         answers = list(engine.results())
@@ -50,7 +50,7 @@ def check_engine(model: PreTrainedModel) -> Difference:
                 logprobs = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
                 theirs = logprobs.gather(1, row[0, len(prompt) :, None])[:, 0]
                 ours = torch.tensor(answer.logprobs, device=model.device)
-                # A token that is not the likeliest lies below the largest log-probability.
+                # How far a drawn token is below the likeliest.
                 missed = (logprobs.max(dim=-1).values - theirs).max()
                 largest = max(largest, float((ours - theirs).abs().max()), float(missed))
     drawn_tokens = sum(len(answer.tokens) for answer in answers)

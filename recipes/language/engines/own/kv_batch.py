@@ -1,4 +1,4 @@
-"""Rows of similar lengths that decode together, and the cache of transformers with their keys and values."""
+"""Batches of rows with similar lengths that decode together, with their KV cache for transformers."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -19,8 +19,8 @@ from recipes.language.engines.own.prefill import ForwardPass, Prefilled, Tokens
 if TYPE_CHECKING:
     from recipes.language.engines.own.kv_layer import KeyValues, Lanes
 
-# Rows that share tokens are queries of one row as long as their own tokens are that many times those they share: each
-# query meets the own tokens of all of them.
+# Rows that share tokens are queries of one row while their own tokens are at most this many times the shared ones: each
+# query attends over the own tokens of all rows.
 _MOST_OTHERS = 4
 # Lengths up to this share a batch; beyond it a batch takes lengths that differ by less than a factor of 4.
 _SHORT = 512
@@ -31,10 +31,10 @@ class NewRow:
     """An answer that enters a batch.
 
     Attributes:
-        shared: first tokens of its context that are stored once for all rows that have them: the whole context, what
-            all contexts begin with, or none.
-        length: tokens of the context.
-        most: tokens that context and answer come to at most.
+        shared: initial tokens of the context that all rows with them store once: the whole context, the common prefix
+            of all contexts, or none.
+        length: the number of tokens of the context.
+        most: the maximum number of tokens of context and answer.
     """
 
     shared: Tokens
@@ -43,20 +43,20 @@ class NewRow:
 
     @property
     def most_own(self) -> int:
-        """Tokens that the row comes to beside those it shares."""
+        """Maximum tokens of the row besides the shared ones."""
         return self.most - len(self.shared)
 
     @cached_property
     def key(self) -> tuple[int, int]:
-        """The batch that it belongs to, by the lengths of shared and own tokens."""
+        """The key of the row's batch, by the lengths of shared and own tokens."""
         return (_size(len(self.shared)) + 1 if self.shared else 0), _size(self.length - len(self.shared))
 
 
 class Reservation:
-    """Tokens that rows may come to need: those of a batch are as wide as its widest."""
+    """The cache tokens that rows may need: every row of a batch is as wide as the widest."""
 
     def __init__(self, rows: Sequence[NewRow] = ()) -> None:
-        # By batch: rows and the most own tokens of one, and what rows share.
+        # By batch: the number of rows with the most own tokens of a row, and the shared stems.
         self._rows: dict[tuple[int, int], tuple[int, int]] = {}
         self._stems: dict[tuple[int, int], set[Tokens]] = {}
         for row in rows:
@@ -71,7 +71,7 @@ class Reservation:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows, and of all that they share."""
+        """Tokens of all rows and of all stems."""
         rows = sum(count * widest for count, widest in self._rows.values())
         return rows + sum(len(stems) * max(map(len, stems)) for stems in self._stems.values())
 
@@ -79,17 +79,17 @@ class Reservation:
 class KvBatch:
     """Rows that decode together.
 
-    Rows end at a common column, after the tokens that they share with others; a mask hides columns without a token.
+    Rows are flush right, after their stem, the tokens shared with other rows; a mask hides columns without a token.
 
     Args:
-        layers: layers of the model.
+        layers: the number of the model's layers.
         folds: whether rows that share tokens may be queries of one row.
 
     Attributes:
-        cache: what the model reads and extends.
-        rows: the rows, as they have entered.
-        numbers: int64 [rows], of the rows in the order of the engine, on the CPU.
-        positions: int64 [rows, 1], of each row's next token, on the device.
+        cache: the KV cache that the model reads and extends.
+        rows: the rows in the order of entry.
+        numbers: int64 [rows], number of each row in the engine, on the CPU.
+        positions: int64 [rows, 1], position of each row's next token, on the device.
     """
 
     def __init__(self, layers: int, *, folds: bool) -> None:
@@ -104,7 +104,7 @@ class KvBatch:
         self.numbers = torch.empty(0, dtype=torch.int64)
         self.positions = torch.empty(0, 1, dtype=torch.int64)
         self._last = torch.empty(0, 1, dtype=torch.int64)
-        # What rows share; None where no further row may: the weights that computed it are gone.
+        # The tokens of each stem; None closes a stem of replaced weights to further rows.
         self._stems: list[Tokens | None] = []
         self._owners = torch.empty(0, dtype=torch.int64)
         self._stem_mask = torch.empty(0, 0, dtype=torch.int64)
@@ -118,18 +118,18 @@ class KvBatch:
         return [tensor for layer in self._layers for tensor in layer.tensors]
 
     def stems(self) -> dict[Tokens, int]:
-        """Return the number of what rows share and further ones may, by its tokens."""
+        """Return the numbers of the stems that further rows may share, by their tokens."""
         return {tokens: number for number, tokens in enumerate(self._stems) if tokens is not None}
 
     def close(self) -> None:
-        """Let no further row share what is there, as new weights compute something else."""
+        """Close all stems to further rows, as new weights compute other keys and values."""
         self._stems = [None] * len(self._stems)
 
     def logits(self, forward: ForwardPass, newest: Tensor) -> Tensor:
-        """Return the logits of the next token of each row, float [rows, V], and keep keys and values of the newest.
+        """Return the logits of each row's next token, float [rows, V], and keep the newest token's keys and values.
 
         Args:
-            forward: the model.
+            forward: the forward pass of the model.
             newest: int64 [rows], the last token of each row.
         """
         lanes, tokens, positions = self._lanes, newest[:, None], self.positions
@@ -138,7 +138,7 @@ class KvBatch:
             lanes = None
         for layer in self._layers:
             layer.lanes = lanes
-        # Rows that have ended are carried along; a model has no positions beyond its last.
+        # Ended rows stay in the batch, and a model has no positions beyond its last.
         self.positions = torch.minimum(positions + 1, self._last)
         if lanes is None:
             mask = None if self._mask is None else self._mask[:, : self._stem_mask.shape[1] + columns]
@@ -149,7 +149,7 @@ class KvBatch:
         return forward.logits(tokens, mask, positions, self.cache, wanted).index_select(0, lanes.places)
 
     def _mask_of_lanes(self, lanes: Lanes, columns: int) -> Tensor:
-        """Return which columns each query sees, bool [stems, 1, queries, columns]: of its stem, and its own."""
+        """Return the mask of the stem and own columns that queries see, bool [stems, 1, queries, columns]."""
         grown = columns - self._own_mask.shape[1]
         own = lanes.laid(pad(self._own_mask, (0, grown), value=1).bool())
         same = torch.eye(lanes.count, dtype=torch.bool, device=own.device)[None, :, :, None]
@@ -161,10 +161,10 @@ class KvBatch:
         """Append rows.
 
         Args:
-            prefilled: keys and values of their contexts.
-            rows: what enters, of the key of this batch; all share what all contexts begin with, or none of them does.
+            prefilled: keys and values of the rows' contexts.
+            rows: new rows with the key of this batch; either all share the common prefix of all contexts, or none does.
             which: the number of each row's context.
-            numbers: the number of each row in the order of the engine.
+            numbers: the number of each row in the engine.
         """
         contexts, shared = torch.tensor(which, device=prefilled.logits.device), rows[0].shared
         if not shared:
@@ -196,7 +196,7 @@ class KvBatch:
             layer.lay([added] if was_empty else [layer.own, added])
 
     def _add_stems(self, tokens: Sequence[Tokens], layers: Sequence[KeyValues], mask: Tensor) -> None:
-        """Append what rows share, flush right."""
+        """Append stems, flush right."""
         if tokens[0] in self.stems():
             return
         held = self._stem_mask.to(mask.device)
@@ -213,12 +213,12 @@ class KvBatch:
         self._stems += tokens
 
     def _seen(self) -> Tensor:
-        """Return the mask of the own tokens that there are, int64 [rows, columns]."""
+        """Return the mask of own tokens so far, int64 [rows, columns]."""
         grown = self._layers[0].end - self._own_mask.shape[1]
         return pad(self._own_mask, (0, grown), value=1)
 
     def _settle(self) -> None:
-        """Prepare for all tokens that are to come."""
+        """Prepare lanes, owners and mask for all tokens to come."""
         own, device = self._own_mask, self.positions.device
         stems = self._stem_mask.index_select(0, self._owners.to(device)) if self._stems else own[:, :0]
         self._lanes = _lanes(self._owners, len(self._stems), device) if self._folds and self._stems else None
@@ -230,10 +230,10 @@ class KvBatch:
         self._mask = None if bool(seen.all()) else pad(seen, (0, coming), value=1)
 
     def keep(self, numbers: Tensor) -> bool:
-        """Keep the rows whose new number is not negative, and their shared prefix; return whether any is left.
+        """Keep the rows whose new number is not negative, and their stems; return whether any row is left.
 
         Args:
-            numbers: int64 [all rows of the engine], on the CPU.
+            numbers: int64 [all rows of the engine], new number of each row, on the CPU.
         """
         new = numbers[self.numbers]
         kept = (new >= 0).nonzero()[:, 0]
@@ -255,7 +255,7 @@ class KvBatch:
         return True
 
     def _keep_stems(self, owners: Tensor) -> None:
-        """Keep the stems that rows have, int64 [rows] on the CPU."""
+        """Keep the stems that rows own, by the stem of each row, int64 [rows] on the CPU."""
         used, self._owners = owners.unique(return_inverse=True)
         if len(used) == len(self._stems):
             return
@@ -271,7 +271,7 @@ class KvBatch:
 
 
 def _lanes(owners: Tensor, stems: int, device: torch.device) -> Lanes:
-    """Lay rows out by their stems, int64 [rows] on the CPU."""
+    """Return the lanes of rows, given the stem of each, int64 [rows] on the CPU."""
     from recipes.language.engines.own.kv_layer import Lanes
 
     counts = owners.bincount(minlength=stems)

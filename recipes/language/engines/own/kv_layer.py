@@ -1,4 +1,4 @@
-"""Keys and values of one attention layer, for the cache of transformers."""
+"""The KV cache of one attention layer, for transformers."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUntypedBaseClass=false, reportIncompatibleMethodOverride=false
@@ -15,15 +15,15 @@ from transformers.cache_utils import DynamicLayer
 # Keys and values, float [rows, heads, columns, dim] each.
 KeyValues: TypeAlias = tuple[Tensor, Tensor]
 
-# Columns that memory grows by at least.
+# The minimum growth of memory, in columns.
 _GROWTH = 64
 
 
 class Lanes(NamedTuple):
-    """Rows that share tokens as queries of one row: these tokens are then read once for all of them.
+    """Rows that share tokens, as queries of one row, so that the shared tokens are read once for all.
 
     Attributes:
-        rows: int64 [stems * count], the row of each query; those of a stem with fewer rows are filled up with row 0.
+        rows: int64 [stems * count], the row of each query; row 0 fills up stems with fewer rows.
         places: int64 [rows], the query of each row.
         count: queries of each stem.
     """
@@ -33,21 +33,21 @@ class Lanes(NamedTuple):
     count: int
 
     def laid(self, rows: Tensor) -> Tensor:
-        """Return [stems, count, ...] of [rows, ...]."""
+        """Return `rows`, [rows, ...], as queries, [stems, count, ...]."""
         return cast("Tensor", rows.index_select(0, self.rows).unflatten(0, (-1, self.count)))
 
 
 class KvLayer(DynamicLayer):
-    """Keys and values of rows: of tokens that several rows share, once, and after them of each row's own.
+    """Keys and values of rows: shared tokens, stored once, followed by each row's own tokens.
 
-    The layer of transformers copies everything for each new token; this one writes it into allocated memory.
+    transformers' layer copies everything for each new token; this layer writes into allocated memory.
 
     Attributes:
-        most: columns of own tokens that rows come to at most, beyond which no memory is taken.
-        stems: keys and values of what rows share, a row for each; None: nothing.
+        most: the maximum columns of own tokens, beyond which no memory is allocated in advance.
+        stems: keys and values of shared tokens, one row per stem; None: no stems.
         owners: int64 [rows], the stem of each row.
-        lanes: the rows as the model's next pass has them; None: one by one.
-        end: columns of own tokens.
+        lanes: the layout of the rows in the model's next pass; None: a row each.
+        end: the columns of own tokens so far.
     """
 
     def __init__(self, stems: KeyValues | None = None) -> None:
@@ -65,7 +65,7 @@ class KvLayer(DynamicLayer):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The memory that is taken."""
+        """The allocated memory."""
         own = () if self.keys is None else cast("KeyValues", (self.keys, self.values))
         return [*own, *(self.stems or ())]
 
@@ -93,17 +93,17 @@ class KvLayer(DynamicLayer):
 
     def _behind(self, stems: Tensor, own: Tensor) -> Tensor:
         if self.lanes is not None:
-            # [stems, queries, heads, columns, dim]: the tokens of all rows are columns of their stem.
+            # From [stems, queries, heads, columns, dim]: the own tokens of all rows become columns of their stem.
             return torch.cat((stems, self.lanes.laid(own).transpose(1, 2).flatten(2, 3)), dim=2)
         of_rows = stems.index_select(0, self.owners) if len(stems) > 1 else stems.expand(len(own), -1, -1, -1)
         return torch.cat((of_rows, own), dim=2)
 
     def lay(self, parts: Sequence[KeyValues], growth: int = 0) -> None:
-        """Put rows one under another into new memory, all of them flush right, with room for further columns.
+        """Copy rows into new memory, flush right, with room for further columns.
 
         Args:
-            parts: the rows.
-            growth: columns that there must be room for.
+            parts: keys and values of the rows, in parts to be concatenated.
+            growth: the number of further columns that must fit.
         """
         width = max(keys.shape[2] for keys, _ in parts)
         columns = max(width + growth, min(width + max(_GROWTH, width // 2), self.most))
@@ -112,7 +112,7 @@ class KvLayer(DynamicLayer):
 
 
 def _in_rows(states: Tensor, lanes: Lanes) -> Tensor:
-    """Return [rows, heads, 1, dim] of what a pass computes for lanes, [stems, heads, queries, dim]."""
+    """Return the states of a pass over lanes, [stems, heads, queries, dim], as rows, [rows, heads, 1, dim]."""
     return states.transpose(1, 2).flatten(0, 1).index_select(0, lanes.places)[:, :, None]
 
 
@@ -122,7 +122,7 @@ def _laid(parts: Sequence[Tensor], width: int, columns: int) -> Tensor:
     first = 0
     for part in parts:
         rows, before = laid[first : first + len(part)], width - part.shape[2]
-        # What a mask hides is multiplied by 0, and NaN times 0 is NaN: no memory is left as it was.
+        # Zero all masked memory: attention multiplies it by 0, and NaN times 0 is NaN.
         rows[:, :, :before] = 0
         rows[:, :, before:width] = part
         first += len(part)

@@ -20,8 +20,8 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 class MergedAdapter:
     """Weights with a merged adapter, W + scale B A (Hu et al., "LoRA", arXiv 2106.09685), and the original weights.
 
-    Merged weights decode as fast as those without an adapter. The original ones of the adapted layers are kept, so
-    that nothing of an earlier adapter stays behind.
+    Merged weights decode as fast as plain ones. The original weights of adapted layers are kept, so that a new adapter
+    replaces the earlier one exactly.
 
     Args:
         model: the model whose weights are changed in place.
@@ -35,7 +35,7 @@ class MergedAdapter:
 
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
-        """Merge an adapter, named as peft names it, and return its fingerprint.
+        """Merge an adapter with peft's names of weights, and return its checksum.
 
         Raises:
             ValueError: a name does not belong to an adapter, or a shape is not the model's.
@@ -57,17 +57,17 @@ class MergedAdapter:
         return bool(self._original)
 
     def forget(self) -> None:
-        """Drop the original weights: the model has got others."""
+        """Drop the original weights, after the model got new ones."""
         self._original.clear()
 
 
 def adapted_layers(
     adapter: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the matrices B and A of an adapter by the names of the weights that they change.
+    """Return the matrices B and A of an adapter, by the names of the weights that they change.
 
     Args:
-        adapter: weights as peft names them.
+        adapter: the adapter's weights, by peft's names.
         shapes: the shapes of the model's weights, by name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The forward pass over contexts, tokens that they begin with alike once."""
+"""The forward pass over contexts, with their common prefix computed once."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recipes.language.models.architecture import takes_masks
+from recipes.training.huggingface import cache_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 
-# Contexts are laid into one row as long as that is so many times what all begin with: each meets the others' tokens.
+# Contexts are put into one row of at most this many times the prefix: each attends over the others' tokens.
 _MOST_OTHERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Tokens that contexts begin with alike, and their keys and values.
+    """A common prefix of contexts, with its keys and values.
 
     Attributes:
-        tokens: their ids; none where nothing is shared.
-        layers: keys and values of each layer, of one row.
+        tokens: the token ids of the prefix; empty if nothing is shared.
+        layers: keys and values of each layer, one row.
     """
 
     tokens: Tokens = ()
@@ -46,7 +47,7 @@ class Prefix:
         return [tensor for layer in self.layers for tensor in layer]
 
     def begins(self, context: Tokens) -> bool:
-        """Return whether a context starts with the tokens and continues after them."""
+        """Return whether a context starts with the prefix and continues after it."""
         return len(context) > len(self.tokens) and context[: len(self.tokens)] == self.tokens
 
 
@@ -55,10 +56,10 @@ class Prefilled:
     """Keys and values of contexts, one row each.
 
     Attributes:
-        logits: float [contexts, V], of the token after each.
-        layers: those of each layer, after the prefix and flush right.
+        logits: float [contexts, V], logits of the token after each context.
+        layers: keys and values of each layer after the prefix, flush right.
         mask: int64 [contexts, columns], 1 where there is a token.
-        prefix: what all contexts begin with.
+        prefix: the common prefix of all contexts.
     """
 
     logits: Tensor
@@ -67,12 +68,12 @@ class Prefilled:
     prefix: Prefix
 
     def behind(self, which: Tensor) -> tuple[list[KeyValues], Tensor]:
-        """Return keys and values of some contexts after the prefix, with their mask."""
+        """Return keys and values of the contexts `which` after the prefix, with their mask."""
         layers = [(keys.index_select(0, which), values.index_select(0, which)) for keys, values in self.layers]
         return layers, self.mask.index_select(0, which)
 
     def whole(self, which: Tensor) -> tuple[list[KeyValues], Tensor]:
-        """Return keys and values of some contexts, with their mask."""
+        """Return keys and values of the contexts `which` with the prefix, and their mask."""
         layers, mask = self.behind(which)
         if not self.prefix.tokens:
             return layers, mask
@@ -88,23 +89,24 @@ class Prefilled:
 
 
 class ForwardPass:
-    """Passes of a model that extend a cache.
+    """The forward passes of a model that extend a KV cache.
 
     Args:
-        model: a causal language model of transformers.
+        model: a causal language model from transformers.
 
     Attributes:
-        takes_masks: whether a mask may say which columns each token sees.
+        takes_masks: whether the model accepts a mask of the columns that each token sees.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: Any = model
         self._takes = frozenset(inspect.signature(self._model.forward).parameters)
+        self._cache = cache_name(self._model.forward)
         self.takes_masks = takes_masks(model)
 
     @property
     def takes_positions(self) -> bool:
-        """Whether tokens have the positions that they are given, and not those of their columns."""
+        """Whether the model accepts positions of tokens, instead of counting columns."""
         return "position_ids" in self._takes
 
     @cached_property
@@ -115,35 +117,34 @@ class ForwardPass:
     def logits(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any, wanted: Tensor | None = None
     ) -> Tensor:
-        """Return the logits after the last of some tokens, float [rows, V], whose keys and values a cache then has.
+        """Return the logits after the last of `tokens`, float [rows, V], and append their keys and values to a cache.
 
         Args:
             tokens: int64 [rows, n].
             mask: int64 [rows, columns], 1 where the cache and then `tokens` have a token; None: everywhere. Or bool
                 [rows, 1, n, columns], whether each of `tokens` sees a column.
-            positions: int64 [rows, n], of `tokens` in their sequences.
+            positions: int64 [rows, n], positions of `tokens` in their sequences.
             cache: the cache of the rows.
-            wanted: int64 [k], the columns of `tokens` after which they are wanted, so that the result is
-                [rows * k, V]; None: the last.
+            wanted: int64 [k], the columns of `tokens` after which logits are wanted, so that the result is [rows * k,
+                V]; None: the last column.
         """
         arguments: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1 if wanted is None else wanted}
         taken = {name: value for name, value in arguments.items() if name in self._takes}
-        logits = self._model(
-            input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **taken
-        ).logits
+        taken[self._cache] = cache
+        logits = self._model(input_ids=tokens, attention_mask=mask, use_cache=True, **taken).logits
         if wanted is None:
             return logits[:, -1]
         return (logits if "logits_to_keep" in taken else logits[:, wanted]).flatten(0, 1)
 
     def prefix(self, tokens: Tokens) -> Prefix:
-        """Return keys and values of tokens that contexts begin with."""
+        """Return the prefix of these tokens, with keys and values."""
         cache = _new_cache()
         row = torch.tensor([tokens], device=self._model.device)
         self.logits(row, None, torch.arange(len(tokens), device=row.device)[None], cache)
         return Prefix(tokens, [layer.own for layer in cache.layers])
 
     def prefilled(self, contexts: Sequence[Tokens], prefix: Prefix) -> Prefilled:
-        """Return keys and values of contexts that all begin with a prefix, and continue after it."""
+        """Return keys and values of contexts, which all begin with a prefix and continue after it."""
         known, device = len(prefix.tokens), self._model.device
         width = max(map(len, contexts)) - known
         tokens = torch.zeros(len(contexts), width, dtype=torch.int64)
@@ -165,7 +166,7 @@ class ForwardPass:
         return Prefilled(logits, [layer.own for layer in cache.layers], mask, prefix)
 
     def _at_once(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Return the logits after rows of tokens, all laid into one row, so that a prefix is read once for all."""
+        """Return the logits after rows of tokens, which are put into one row, so that their prefix is read once."""
         rows, width = tokens.shape
         ones = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
         same = torch.eye(rows, dtype=torch.bool, device=tokens.device)
@@ -181,7 +182,7 @@ def _in_rows(tensor: Tensor, rows: int) -> Tensor:
 
 
 def _new_cache(prefix: Prefix | None = None) -> Any:
-    """Return an empty cache, after a prefix that all of its rows share."""
+    """Return a cache that has only the prefix, which all rows share."""
     from transformers.cache_utils import Cache
 
     from recipes.language.engines.own.kv_layer import KvLayer

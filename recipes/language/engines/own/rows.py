@@ -1,4 +1,4 @@
-"""The state of running answers, one row of a batch each."""
+"""The state of running answers, one row each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from recipes.language.engines.request_queue import NOT_FINITE, Answer, StopTexts
 from recipes.language.engines.sampling import prompt_key, stream_key, uniforms
 from recipes.training.typed_tensors import integers
 
-# Tokens whose random numbers are drawn together.
+# The number of tokens whose random numbers are drawn at once.
 _AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """The settings by which the next token of each row is drawn; all [n]."""
+    """Sampling settings of the next token of each row; all [n]."""
 
     uniform: Tensor
     temperature: Tensor | None
@@ -31,7 +31,7 @@ class RowSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """An answer, and all tokens that end it."""
+    """An answer with all tokens that end it."""
 
     answer: Answer
     stops: frozenset[int]
@@ -42,12 +42,12 @@ class _Row:
 
 
 class Rows:
-    """Running answers: sampling parameters and tokens.
+    """The sampling parameters and tokens of running answers.
 
     Args:
         device: the device of the tensors.
         stop_token_ids: tokens that end every answer.
-        decode: text of token ids, for answers that stop at a text.
+        decode: returns the text of token ids, for answers that stop at a text.
     """
 
     def __init__(
@@ -70,23 +70,23 @@ class Rows:
         self._versions = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._stop_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
         self._early = self._truncated = self._texts = self._tempered = False
-        # Numbers that the next tokens are drawn by, [n, _AHEAD], and how many columns of them are used up.
+        # Random numbers for the next tokens, [n, _AHEAD], and how many of these columns are used.
         self._uniforms = torch.empty(0, 0, dtype=torch.float64, device=device)
         self._used = 0
 
     @property
     def count(self) -> int:
-        """Rows, those that have ended and were not left out yet included."""
+        """Number of rows, including ended rows that were not dropped yet."""
         return len(self._rows)
 
     @property
     def running(self) -> int:
-        """Answers that have not ended."""
+        """Number of answers that have not ended."""
         return self._running
 
     @property
     def ended(self) -> int:
-        """Rows to leave out."""
+        """Number of ended rows to drop."""
         return self.count - self._running
 
     def alive(self) -> list[int]:
@@ -103,7 +103,7 @@ class Rows:
         numbers: list[list[int]] = [[], [], []]
         shares: list[list[float]] = [[], []]
         limits: list[int] = []
-        # What the answers to one prompt share is made once.
+        # Answers to one prompt share these, so they are made once.
         keys: dict[int, tuple[int, frozenset[int]]] = {}
         first = self.count
         for answer in answers:
@@ -147,7 +147,7 @@ class Rows:
         self._stop_ids = torch.tensor(sorted(extra), dtype=torch.int64, device=self._device)
 
     def settings(self, first: int) -> RowSettings:
-        """Return how the next tokens of the rows from `first` on are drawn."""
+        """Return the sampling settings of the next tokens of the rows from `first` on."""
         truncated = self._truncated
         return RowSettings(
             self._next_uniforms(first),
@@ -157,12 +157,12 @@ class Rows:
         )
 
     def _next_uniforms(self, first: int) -> Tensor:
-        """Return the numbers that the next tokens of the rows from `first` on are drawn by, float64 [n]."""
+        """Return the random numbers for the next tokens of the rows from `first` on, float64 [n]."""
         keys, drawn = self._numbers[0, first:], self._numbers[1, first:]
         if first:
             return uniforms(keys, drawn)
         if not len(self._uniforms) or self._used == _AHEAD:
-            # Of many tokens at once: each by itself would be a dozen small operations.
+            # Draw for many tokens at once: a single token would take a dozen small operations.
             ahead = drawn[:, None] + torch.arange(_AHEAD, device=self._device)
             numbers = uniforms(keys[:, None].expand_as(ahead).reshape(-1), ahead.reshape(-1))
             self._uniforms, self._used = numbers.view(-1, _AHEAD), 0
@@ -170,7 +170,8 @@ class Rows:
         return self._uniforms[:, self._used - 1]
 
     def too_early(self, logits: Tensor, first: int) -> Tensor | None:
-        """Return which tokens must not be drawn next, bool like `logits` [n, V]: those that end an answer too early."""
+        """Return the mask of tokens that would end an answer too early, bool like `logits` [n, V]; None: no token
+        would."""
         if not self._early:
             return None
         drawn = integers(self._numbers[1, first:])
@@ -181,7 +182,7 @@ class Rows:
         return banned
 
     def put(self, tokens: Tensor, logprobs: Tensor, version: int, first: int) -> list[Sequence]:
-        """Append a token to each row from `first` on, and return the answers that this ends."""
+        """Append a token to each row from `first` on, and return the answers that end with it."""
         rows = slice(first, self.count)
         drawn = self._numbers[1, rows]
         # A finished row keeps sampling until it is dropped; its tokens overwrite the last one and are never read.
@@ -216,13 +217,13 @@ class Rows:
         return reasons
 
     def _drawn(self, values: Tensor, rows: list[int]) -> list[list[Any]]:
-        """Return a value of each token drawn, [rows, longest answer], for some rows."""
+        """Return the values of all tokens of `rows`, from a tensor [all rows, longest answer]."""
         counts = integers(self._numbers[1, rows])
         laid = cast("list[list[Any]]", values[rows, : max(counts, default=0)].tolist())
         return [row[:count] for row, count in zip(laid, counts, strict=True)]
 
     def _may_end(self, newest: list[int], first: int) -> list[int]:
-        """Return which rows from `first` on may have reached a stop text."""
+        """Return the rows that may have reached a stop text, counted from `first`."""
         texts = self._stop_texts
         if texts is None:
             return []
@@ -230,7 +231,7 @@ class Rows:
         return [i for i, stop in enumerate(stops) if stop and texts.may_end(newest[i], stop)]
 
     def _reason(self, row: int, tokens: list[int]) -> FinishReason | None:
-        """Return why a row with these tokens has ended, or None."""
+        """Return the finish reason of a row with these tokens; None if it has not ended."""
         state = self._rows[row]
         params = state.params
         if tokens[-1] in state.stops and len(tokens) >= params.min_new_tokens:
@@ -241,7 +242,7 @@ class Rows:
         return "length" if len(tokens) >= params.max_new_tokens else None
 
     def _sequences(self, reasons: Mapping[int, FinishReason]) -> list[Sequence]:
-        """Return rows that end for these reasons as answers."""
+        """Return the answers of rows that ended for these reasons."""
         rows = list(reasons)
         if not rows:
             return []
@@ -257,18 +258,18 @@ class Rows:
         ]
 
     def abort(self) -> list[Sequence]:
-        """Return all running answers as they are, and stop them."""
+        """Stop all running answers, and return them unfinished."""
         aborted = self.unfinished()
         self._alive[:] = False
         self._running = 0
         return aborted
 
     def unfinished(self) -> list[Sequence]:
-        """Return copies of all running answers, and continue."""
+        """Return copies of all running answers, which continue."""
         return self._sequences(dict.fromkeys(self.alive(), "aborted"))
 
     def leave_out_ended(self) -> Tensor:
-        """Drop ended rows and return the numbers of the others, int64 [n] on the CPU."""
+        """Drop ended rows, and return the former numbers of the others, int64 [n] on the CPU."""
         kept = numbers = self._alive.nonzero()[:, 0]
         self._rows = [self._rows[row] for row in integers(kept)]
         self._alive = self._alive[kept]

@@ -1,4 +1,4 @@
-"""The engine of this project: a HuggingFace model in this process, its rows decoded together."""
+"""The built-in engine: batched decoding with a HuggingFace model in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipes.language.engines.own.prefill import ForwardPass, Prefix, Tokens
 from recipes.language.engines.own.rows import Rows
 from recipes.language.engines.request_queue import Answer, QueuedEngine, RequestQueue
 from recipes.language.engines.sampling import draw
-from recipes.language.models.architecture import longest_exact, sees_all_before, use_exact_attention
+from recipes.language.models.architecture import longest_exact, sees_all_before, stretched, use_exact_attention
 from recipes.language.models.fingerprint import Fingerprint
 from recipes.training.typed_tensors import integers
 
@@ -29,29 +29,30 @@ if TYPE_CHECKING:
 
 _Entry = tuple[Answer, NewRow]
 
-# Tokens of one prefill, padding included.
+# The maximum tokens of one prefill, with padding.
 _PREFILL_TOKENS = 8192
-# Fewer common tokens than this are not worth a pass of their own.
+# A shorter common prefix is not worth a separate pass.
 _MIN_COMMON = 8
-# Ended rows are carried along until they are this share of the batch: leaving them out copies all others.
+# Ended rows stay until they are one in this many rows: dropping them copies all others.
 _ENDED_SHARE = 8
-# Of a GPU's free memory, for keys and values where nobody has said how many tokens may run.
+# The share of a GPU's free memory for the KV cache, without a limit of running tokens.
 _CACHE_SHARE = 0.6
 
 
 class TorchEngine(QueuedEngine):
-    """Decodes all running answers together; rows leave when they end, and prompts that share tokens compute them once.
+    """An engine that decodes all running answers together and computes common prefixes of prompts once.
 
     Args:
         model: a causal language model in evaluation mode.
         stop_token_ids: tokens that end every answer, such as the tokenizer's end of sequence.
-        decode: text of token ids, needed for `SamplingParams.stop`.
-        max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: none.
-        max_sequence_tokens: longest prompt and answer together; at most, and with 0, what the model has positions for.
-        share_prefixes: whether tokens that prompts begin with alike are computed and stored once. A model that counts
-            columns, such as those of a sliding window, shares none.
-        adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
-        min_saved: copies of a prompt's tokens that storing it once for several answers must save.
+        decode: returns the text of token ids; needed for `SamplingParams.stop`.
+        max_running_tokens: the maximum prompt and answer tokens of all running answers; 0: no limit.
+        max_sequence_tokens: the maximum length of prompt and answer together; 0, or more than the model's positions:
+            the model's positions.
+        share_prefixes: whether common prefixes of prompts are computed and stored once. A model that counts columns,
+            such as one with a sliding window, never shares.
+        adapter_scale: alpha / rank of LoRA adapters to load.
+        min_saved: the token copies that storing a prompt once for several answers must save.
     """
 
     continues: ClassVar[bool] = True
@@ -76,7 +77,8 @@ class TorchEngine(QueuedEngine):
         self._pass = ForwardPass(model)
         self._adapter = MergedAdapter(model, adapter_scale)
         text = model.config.get_text_config()
-        positions = longest_exact(text) or int(getattr(text, "max_position_embeddings", 0))
+        positions = int(getattr(text, "max_position_embeddings", 0))
+        positions = longest_exact(text) or stretched(positions, getattr(text, "rope_parameters", None))
         longest = min(max_sequence_tokens or positions, positions or max_sequence_tokens)
         sees_all = sees_all_before(text, longest or 1 << 62)
         self._share = share_prefixes and sees_all and self._pass.takes_positions
@@ -86,9 +88,9 @@ class TorchEngine(QueuedEngine):
             stops_at_texts=decode is not None,
         )
         super().__init__(queue, max_running_tokens)
-        # Whether nothing that waits fits before an answer ends.
+        # Whether no waiting answer fits until a running one ends.
         self._full = False
-        # Of weights whose memory was given up.
+        # The shapes of weights whose memory was released.
         self._shapes: dict[str, torch.Size] = {}
         self._clear()
 
@@ -96,9 +98,9 @@ class TorchEngine(QueuedEngine):
         """Drop all rows with their keys and values."""
         self._rows = Rows(self._model.device, self._stop_token_ids, self._decode)
         self._prefix = Prefix()
-        # By the key of their rows.
+        # The batches, by the key of their rows.
         self._batches: dict[tuple[int, int], KvBatch] = {}
-        # The places of the engine's rows among those of all batches; None: the same.
+        # The places of the engine's rows in the concatenated batches; None: in the same order.
         self._order: Tensor | None = None
 
     # Requests
@@ -116,7 +118,7 @@ class TorchEngine(QueuedEngine):
         return self._reservation().tokens
 
     def _reservation(self) -> Reservation:
-        """Return what running answers may come to need."""
+        """Return the cache tokens that running answers may need."""
         alive = set(self._rows.alive())
         return Reservation(
             [
@@ -129,7 +131,7 @@ class TorchEngine(QueuedEngine):
 
     def _cached_bytes(self) -> int:
         every = [*self._prefix.tensors, *(part for batch in self._batches.values() for part in batch.tensors)]
-        # What all prompts begin with is a batch's, too, where its rows share it.
+        # A batch may share the memory of the common prefix, so each address counts once.
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in every}.values())
 
     def unfinished_answers(self) -> list[Sequence]:
@@ -139,7 +141,7 @@ class TorchEngine(QueuedEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """See `Engine`: begin the answers that fit, then draw one token for every running answer."""
+        """See `Engine`: start the answers that fit, then draw one token for every running answer."""
         if self._paused:
             return []
         self._check_awake()
@@ -164,7 +166,7 @@ class TorchEngine(QueuedEngine):
         return ended
 
     def _admitted(self) -> list[_Entry]:
-        """Return answers that may start now, in batches: every start copies all running answers."""
+        """Return answers that may start now; wait until they are many, as every start copies all running answers."""
         if self._full or not self._queue:
             return []
         running = self._rows.running
@@ -187,7 +189,7 @@ class TorchEngine(QueuedEngine):
         return taken
 
     def _row(self, answer: Answer, stored: Container[Tokens]) -> NewRow:
-        """Return how an answer enters the cache: with its own prompt, or one that is stored once."""
+        """Return the row of an answer, whose prompt is its own or stored once."""
         request = answer.request
         prompt = request.prompt
         saved = (self._queue.waiting_for(prompt) - 1) * len(prompt)
@@ -196,14 +198,14 @@ class TorchEngine(QueuedEngine):
         return NewRow(shared, len(request.context), answer.most_tokens)
 
     def _sharing(self, taken: list[_Entry], common: Tokens) -> list[_Entry]:
-        """Return what is taken, with what all contexts begin with stored once where that saves enough."""
+        """Return admitted answers, with their common prefix stored once if that saves enough."""
         alone = sum(not row.shared for _, row in taken)
         if (alone - 1) * len(common) < max(1, self._min_saved):
             return taken
         return [(answer, row if row.shared else replace(row, shared=common)) for answer, row in taken]
 
     def _room(self) -> int:
-        """Return how many tokens a GPU has memory for; 0 on a CPU: any number."""
+        """Return how many tokens fit into GPU memory; 0 on a CPU: no limit."""
         device = self._model.device
         if device.type != "cuda":
             return 0
@@ -212,11 +214,11 @@ class TorchEngine(QueuedEngine):
         return max(1, int(_CACHE_SHARE * free) // self._pass.bytes_per_token)
 
     def _waves(self, taken: list[_Entry], known: int) -> Iterable[list[_Entry]]:
-        """Yield answers in parts whose distinct contexts fit into one forward pass, those of similar lengths together.
+        """Yield answers in waves of similar lengths whose distinct contexts fit into one forward pass.
 
         Args:
             taken: the answers.
-            known: tokens of each context that are computed already.
+            known: the number of initial tokens of each context that are already computed.
         """
         wave: list[_Entry] = []
         seen: set[Tokens] = set()
@@ -238,7 +240,7 @@ class TorchEngine(QueuedEngine):
         which = [places[answer.request.context] for answer in answers]
         first = self._rows.count
         self._rows.add(answers)
-        # Rows of one batch that share alike: what all contexts begin with, their prompt, or nothing.
+        # Rows are added together if they have one batch and either all share the common prefix or none does.
         alike: dict[tuple[tuple[int, int], bool], list[int]] = {}
         for number, (_, row) in enumerate(wave):
             alike.setdefault((row.key, row.shared == prefix.tokens), []).append(number)
@@ -253,14 +255,14 @@ class TorchEngine(QueuedEngine):
         return self._draw(logits, first)
 
     def _settle_order(self) -> None:
-        """Note where the rows of the engine are."""
+        """Update the order of the engine's rows among the batches."""
         numbers = [batch.numbers for batch in self._batches.values()]
         order = torch.cat(numbers).argsort() if numbers else torch.empty(0, dtype=torch.int64)
         is_same = len(numbers) < 2 and bool((order == torch.arange(len(order))).all())
         self._order = None if is_same else order.to(self._model.device)
 
     def _common(self, prompts: list[Tokens]) -> Tokens:
-        """Return the tokens that these prompts share with waiting or earlier ones, and continue after."""
+        """Return the prefix that these prompts share with waiting or earlier prompts; each continues after it."""
         if not self._share:
             return ()
         waiting = {answer.request.prompt for answer in self._queue}
@@ -271,7 +273,8 @@ class TorchEngine(QueuedEngine):
         return prompts[0][:longest]
 
     def _logits(self) -> Tensor:
-        """Return the logits of the next token of each row, float [rows, V]; keep keys and values of the newest."""
+        """Return the logits of the next token of each row, float [rows, V], and keep the newest token's keys and
+        values."""
         newest, parts = self._rows.newest, list[Tensor]()
         for batch in self._batches.values():
             tokens = newest if self._order is None else newest.index_select(0, batch.numbers.to(newest.device))
@@ -288,7 +291,7 @@ class TorchEngine(QueuedEngine):
         return self._draw(self._logits(), first=0)
 
     def _draw(self, logits: Tensor, first: int) -> list[Sequence]:
-        """Draw a token for each row from `first` on, and return the answers that it ends."""
+        """Draw a token for each row from `first` on, and return the answers that end with it."""
         rows = self._rows
         settings = rows.settings(first)
         banned = rows.too_early(logits, first)
@@ -344,25 +347,25 @@ class TorchEngine(QueuedEngine):
             tensors = ArrivingTensors(
                 {name: tuple(tensor.shape) for name, tensor in weights.items()}, iter(weights.items())
             )
-        # All is looked at before anything is changed.
+        # Check all shapes before anything changes.
         self._check_shapes(tensors.shapes, own)
         digest = Fingerprint()
         places = Counter(weight.data_ptr() for weight in {id(weight): weight for weight in own.values()}.values())
         for name, value in tensors:
             weight = own[name]
-            # Weights that share memory without being one parameter would part.
+            # Replacing would separate parameters that share memory.
             alone = places[weight.data_ptr()] < 2
             if tensors.may_keep and alone and (weight.dtype, weight.device) == (value.dtype, value.device):
                 weight.data = value
             else:
                 weight.copy_(value)
-            # Of the engine's own memory, in the precision of the trainer, while it is in the processor's cache.
+            # Hash the engine's memory, in the trainer's precision, while it is in the processor's cache.
             digest.add(name, weight.to(value.dtype))
         self._adapter.forget()
         return digest.text()
 
     def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, Tensor]) -> None:
-        """Raise ValueError unless these are the weights of the model."""
+        """Raise ValueError unless these are all weights of the model, with their shapes."""
         for name, shape in shapes.items():
             target = own.get(name)
             if target is None:
@@ -382,7 +385,7 @@ class TorchEngine(QueuedEngine):
             raise ValueError("a LoRA adapter update replaces only the adapter: the engine can sleep at level 1")
         self._clear()
         if level > 1:
-            # Buffers, which no trainer sends, stay.
+            # Buffers stay, as no trainer sends them.
             self._shapes = {name: weight.shape for name, weight in self._model.named_parameters()}
             for weight in self._model.parameters():
                 weight.data = weight.new_empty(0)
@@ -403,7 +406,7 @@ class TorchEngine(QueuedEngine):
 
 
 def _common_length(prompts: Iterable[Tokens]) -> int:
-    """Return the length of the prompts' common prefix, if worth a pass; each keeps a token of its own."""
+    """Return the length of the prompts' common prefix, 0 if not worth a pass; each prompt keeps a token after it."""
     distinct = set(prompts)
     low, high, most = min(distinct), max(distinct), min(map(len, distinct)) - 1
     common = 0

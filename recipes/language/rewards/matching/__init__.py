@@ -1,1 +1,1 @@
-"""Comparison of answers with gold ones: what an answer says, read as numbers, units, regions and sets."""
+"""Comparison of answers with ground truth, read as numbers, units, regions and sets."""

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from typing import Final
 
-# The blank of thousands, until it is known whether it parts thousands.
+# A stand-in for special blanks, until it is known whether they separate thousands.
 _THIN: Final = "\u202f"
 _BLANKS: Final = re.compile(
     r"(?<!\\)\\[,;:> ]|\\(?:thinspace|enspace|q?quad|hspace\{[^{}]*\}|space)(?![A-Za-z])"
@@ -55,13 +55,13 @@ _WORDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"\u221a\s*([0-9]+|\{[^{}]*\}|\([^()]*\))", r"\\sqrt{\1}"),
         (r"\\(?:lvert|rvert|vert)(?![A-Za-z])", "|"),
         (r"\\(?:text)?color\s*\{[^{}]*\}|\\underline(?![A-Za-z])", " "),
-        # Euler's number and the imaginary unit, which some write upright.
+        # Euler's number and the imaginary unit, sometimes set upright.
         (r"\\(?:mathrm|operatorname|rm)\s*\{([eij])\}", r"\1"),
     )
 )
 _SUPERSCRIPTS: Final = {ord(raised): str(digit) for digit, raised in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {ord("⁻"): "-"}
 _RAISED: Final = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
-# Letters, digits and marks of the width of Chinese characters.
+# Full-width letters, digits and punctuation.
 _WIDE: Final = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _TEXT: Final = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname)\s*\{"
 TEXT_COMMAND: Final = re.compile(_TEXT)
@@ -90,7 +90,7 @@ def cleaned(text: str) -> str:
 
 
 def boxed_content(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`, or None; boxes joined by `and`, `or` or a comma are one list."""
+    r"""Return the content of the last `\boxed{...}`, or None; boxes joined by `and`, `or` or a comma form one list."""
     boxes = _boxes(text)
     if not boxes:
         return None
@@ -99,7 +99,7 @@ def boxed_content(text: str) -> str | None:
         between = re.sub(r"\$|\\[()]|\\text", " ", text[before[1] : after[0]]).strip(" \t{}")
         if between not in ("", ",", ";", "and", "or", ", and", ", or", r"\quad", r",\quad"):
             break
-        # The same answer twice is one.
+        # Count repeated answers once.
         if before[2].strip() != contents[0].strip():
             contents.insert(0, before[2])
     return ", ".join(contents)
@@ -122,7 +122,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def closing_brace(text: str, at: int) -> int | None:
-    """Return the place of the brace that closes the one at `at`; None where none does."""
+    """Return the place of the brace that closes the brace at `at`; None if there is none."""
     depth = 0
     for position in range(at, len(text)):
         if text[position] in "{}" and text[position - 1 : position] != "\\":
@@ -133,10 +133,11 @@ def closing_brace(text: str, at: int) -> int | None:
 
 
 def unwrapped(text: str) -> tuple[str, bool]:
-    r"""Return a cleaned text without its outer markup (`$ $`, `\( \)`, `\text{ }`, `**`, `\boxed{ }`), and whether it
-    was written as words, by `\text`."""
+    r"""Return a cleaned text without its outer markup (`$ $`, `\( \)`, `\text{ }`, `**`, `\boxed{ }`), and whether that
+    was `\text`.
+    """
     words = False
-    # `$5$ miles`
+    # Unwrap `$5$ miles`.
     text = re.sub(r"^\$([^$]+)(?<!\\)\$(?=\s*[A-Za-z°%][A-Za-z .°%]*$)", r"\1", text)
     while True:
         before = text
@@ -144,7 +145,7 @@ def unwrapped(text: str) -> tuple[str, bool]:
         for begin, end in _PAIRS:
             inner = text[len(begin) : len(text) - len(end)]
             encloses = len(text) > len(begin) + len(end) and text.startswith(begin) and text.endswith(end)
-            # `\$5` ends in no formula, and `$5` is an amount.
+            # A `\$` closes no formula: it belongs to an amount such as `\$5`.
             if encloses and begin not in inner and not (end == "$" and inner.endswith("\\")):
                 text = inner
         if match := re.match(rf"{_TEXT}|\\boxed\s*\{{|\\fbox\s*\{{|\{{", text):
@@ -162,7 +163,7 @@ def without_blanks(text: str) -> str:
 
 
 def _vulgar_fraction(character: str) -> str:
-    """Return `\frac{1}{2}` for ½; any other character unchanged."""
+    """Return `\\frac{1}{2}` for ½; any other character unchanged."""
     if character < "\u00bc" or unicodedata.category(character) != "No":
         return character
     above, slash, below = unicodedata.normalize("NFKC", character).partition("\u2044")

@@ -1,4 +1,4 @@
-"""Extraction of final answers: the text that is boxed, stated as the answer, or last."""
+"""Extraction of final answers: the boxed text, the text stated as the answer, or the last number."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SAID: Final = re.compile(
 _SAID_FIRST: Final = re.compile(r"(\S+) is (?:the|our|my) (?:final |correct |right )?answer\b", re.IGNORECASE)
 _SAID_IN_CHINESE: Final = re.compile("答案(?:就|应该|應該)?[是为為]?[:：]?\\s*")
 _MARKED: Final = re.compile(r"####[ \t]*")
-# What ends the text of a mark, when a model goes on to the next problem.
+# The end of a marked text, if the model continues with the next problem.
 _MARK_END: Final = re.compile(r"\s*(?:\.{3}|\u2026)?\s*####")
 _TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-# Words by which a sentence goes on from a wrong answer to the right one.
+# Words that lead from a denied answer to the right one.
 _BUT: Final = (
     r"\s+but(?:\s+(?:rather|instead))?"
     r"|\s*[,;:\u2013\u2014-]\s*(?:rather|instead|(?:it|the\s+(?:correct\s+|right\s+)?answer)(?:\s+(?:is|should\s+be)|['\u2019]s))"
@@ -60,15 +60,16 @@ _LISTED: Final = re.compile(r"[-+]?[0-9][0-9.,]*,$")
 _MEMBER: Final = re.compile(r"[-+]?[0-9]|[A-Za-z]$|[A-Za-z]=")
 _UNDECIDED: Final = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\[bp]?mod(?![A-Za-z])")
 _JOINS: Final = ("or", "and")
-# Of what is none, and of several statements, a right side is only a part.
+# Inequations and several statements, whose last right side is not the answer.
 _NO_EQUATION: Final = re.compile(
     r"\\(?:ne|not)(?![A-Za-z])|!=|=.*(?:(?<![A-Za-z])(?:or|and)(?![A-Za-z])|\\lor(?![A-Za-z])).*="
 )
 
 
 def answered(text: str) -> str:
-    """Return what a text gives as its answer, as far as tags say: without a thought before it, between `<answer>` and
-    `</answer>`; and without what it says not to be the answer."""
+    """Return a text without its thought, reduced to its last `<answer>`...`</answer>` if there is one, and without
+    denied answers.
+    """
     text = without_thought(text)
     tagged = list(_TAGGED.finditer(text))
     if tagged and tagged[-1].group(1).strip() and boxed_content(text[tagged[-1].end() :]) is None:
@@ -77,15 +78,15 @@ def answered(text: str) -> str:
 
 
 def _without_denial(match: re.Match[str]) -> str:
-    """Return what is left of `answer is not 6 but`, as in `not 6 but 5`; nothing of `answer is not obvious`."""
+    """Return `answer is ` for `answer is not 6 but`, as in `not 6 but 5`, and "" for `answer is not obvious`."""
     return "answer is " if match["value"] and match["but"] else ""
 
 
 def said_answer(text: str) -> str | None:
     """Return the stated answer of a text, or None.
 
-    It is the first number after `####`, as in GSM8K's own grader: a model that continues writes the next problem's. If
-    none is a number, as in headings, it is the text after the last `####`; else the text after the last `answer is`.
+    It is the first number after `####`, as in GSM8K's grader, as a model that continues writes the next problem's.
+    Without a number there, as in headings, it is the text after the last `####`, or else after the last `answer is`.
     """
     marked = [_sentence(_MARK_END.split(text[match.end() :])[0]) for match in _MARKED.finditer(text)]
     numbers = (said for said in marked if number_in_clean(unwrapped(cleaned(said))[0]) is not None)
@@ -116,7 +117,7 @@ def candidates(text: str) -> Iterator[str]:
     said = said_answer(text)
     if said is None:
         yield text
-        # The last number may be none of the answer's: `answer_number` says which one is.
+        # Skip a plain number: `answer_number` decides which number is the answer.
         yield from (run for run in list(_runs(text))[-1:] if number_in_clean(run) is None)
         return
     yield said
@@ -132,16 +133,16 @@ def candidates(text: str) -> Iterator[str]:
 def answer_number(text: str) -> Number | None:
     r"""Return the number that a text gives as its answer, or None.
 
-    It is what the last `\boxed{}` holds; else the first number after `####`, or after the last `answer is`; else what
-    the last equation equals; else the last number. An expression that is not a number by itself, as `(1,2)` or `2^3`,
-    does not count in any of these places.
+    It is the number in the last `\boxed{}`; else the first number after `####`, or after the last `answer is`; else the
+    right side of the last equation; else the last number. In each place, an expression that is not a number, such as
+    `(1,2)` or `2^3`, gives None.
     """
     expression = _answer_expression(text)
     return None if expression is None else _right_side(expression)
 
 
 def is_undecided(text: str) -> bool:
-    """Return whether the answer of a text is several numbers, as in `1 or 2`, or one of a residue class."""
+    """Return whether the answer of a text is several numbers, as in `1 or 2`, or a residue class."""
     expression = _answer_expression(text)
     return expression is not None and _UNDECIDED.search(expression) is not None
 
@@ -162,7 +163,7 @@ def _answer_expression(text: str) -> str | None:
 
 
 def _right_side(run: str) -> Number | None:
-    """Return the number that an expression is, or that it says something is equal to, or about."""
+    """Return the number that an expression is, or the right side of its last equality or approximation."""
     run = run.replace(r"\approx", "=")
     whole = number_in_clean(run)
     if whole is not None or "=" not in run or _NO_EQUATION.search(run):
@@ -171,13 +172,13 @@ def _right_side(run: str) -> Number | None:
 
 
 def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
-    """Yield the expressions of a text that have digits, cleaned and complete: no part of one is yielded.
+    """Yield the complete expressions of a text that have digits, cleaned.
 
     Words, and names with digits in them such as `H2O` or `2nd`, are not expressions.
 
     Args:
         text: the text.
-        bullets: whether a dash with a blank at the start of a line marks an item of a list, and no negative number.
+        bullets: whether a dash and a blank at the start of a line mark a list item, not a negative number.
     """
     lines = (_BLANK_CURRENCY.sub(r" \1", cleaned(line)) for line in text.splitlines())
     for line in lines:
@@ -186,7 +187,7 @@ def _runs(text: str, *, bullets: bool = True) -> Iterator[str]:
         while at < len(chunks):
             end = _end_of_run(chunks, at, bullets=bullets)
             run = _trimmed(" ".join(chunks[at:end]))
-            # A list at the end of a sentence is one answer, no number; before a word its last item stands by itself.
+            # A list at the end of a sentence is one answer; before a word, only its last item is.
             if end < len(chunks) and end - at > 1 and all(_LISTED.match(chunk) for chunk in chunks[at : end - 1]):
                 run = _trimmed(chunks[end - 1])
             at = end
@@ -213,7 +214,7 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
             or (before[-1:].isdigit() and after in _JOINS and _MEMBER.match("".join(chunks[end + 1 : end + 3])))
             or (before in _JOINS and end - 1 > at)
             or (_THOUSANDS.fullmatch(run) and _THREE.match(after))
-            # `453 -525` is a difference or a range, and no number.
+            # `453 -525` is a difference or a range, not a number.
             or (before[-1:] in _NUMBER_ENDS and _SIGNED.match(after))
             or (
                 before[-1:] in _NUMBER_ENDS
@@ -231,7 +232,7 @@ def _end_of_run(chunks: list[str], at: int, *, bullets: bool) -> int:
 
 
 def _is_formula(chunk: str) -> bool:
-    """Return whether a chunk is not a word: it has a command or a digit, or is the name of a variable."""
+    """Return whether a chunk has a command or a digit, or is the name of a variable."""
     return bool(re.search(r"\\[A-Za-z]|[0-9]", chunk)) or (len(chunk) == 1 and chunk not in "aAI")
 
 
@@ -241,7 +242,7 @@ def _trimmed(run: str) -> str:
     while run != before:
         before = run
         run = run.strip(" *_`\"'").rstrip(".,;:!?").lstrip(":,;")
-        # A half-open interval closes by another bracket than it opens by.
+        # Count both kinds of brackets together, as a half-open interval mixes them.
         opened, closed = (sum(run.count(mark) for mark in marks) for marks in ("([", ")]"))
         if closed > opened and run.endswith((")", "]")):
             run = run[:-1]

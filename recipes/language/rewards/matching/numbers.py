@@ -1,16 +1,12 @@
-r"""The one grammar of numbers: a text is a number when all of it is, and half of an expression never is.
+r"""The grammar of numbers and units; a text is a number only as a whole, never by a part.
 
-    number    = [sign] [currency] magnitude [unit], also in parentheses
-    magnitude = decimal | decimal e integer | decimal \times 10^integer | 10^integer
-              | \frac{decimal}{decimal} | decimal/decimal | integer \frac{..}{..} | integer integer/integer
-              | decimal \overline{digits}
-    decimal   = integer [. digits] | . digits
-    integer   = digits | 1 to 3 digits, and groups of exactly three after commas or blanks
-    unit      = % | ° | currency | million | words that no variable is called by, with exponents
+    number = [sign] [currency] magnitude [unit], also in parentheses magnitude = decimal | decimal e integer | decimal
+    \times 10^integer | 10^integer | \frac{decimal}{decimal} | decimal/decimal | integer \frac{..}{..} | integer
+    integer/integer | decimal \overline{digits} decimal = integer [. digits] | . digits integer = digits | 1 to 3
+    digits, and groups of exactly three after commas or blanks unit = % | ° | currency | million | words that are not
+    names of variables, with exponents
 
 Texts are `cleaned` first (`cleaning`).
-
-The units that may follow a number, and the words that are none.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from typing import Final, NamedTuple
 
 from recipes.language.rewards.matching.cleaning import TEXT_COMMAND, closing_brace
 
-# Measures that are not to be mixed up, by one name, with their spellings (a final s is left out).
+# Measures that must not be confused, by name, with their spellings (without a final s).
 _MEASURES: Final = {
     "mm": "mm millimeter millimetre",
     "cm": "cm centimeter centimetre",
@@ -65,14 +61,14 @@ _FACTORS: Final = {
     "billion": 10**9,
     "trillion": 10**12,
 }
-# Words behind a number that say something about its value, or begin another part of a sentence.
+# Words after a number that change its value, or begin another part of the sentence.
 _VALUE_WORDS: Final = """
     and or not the but with plus minus times over mod choose divided squared cubed factorial root dozen half halves
     third thirds quarter quarters fourth fifth sixth tenth tenths hundredth hundredths percentile to power base
     sin cos tan cot sec csc log exp lim max gcd lcm det sqrt arcsin arccos arctan sum prod inf
 """
 _NO_UNITS: Final = frozenset(_VALUE_WORDS.split()) - {"sec"}
-# Units of one letter or two that no variables are, where a blank parts them from the number.
+# Short units that are not names of variables.
 _SHORT: Final = frozenset(("mm", "cm", "dm", "km", "ft", "yd", "kg", "mg", "lb", "oz", "ml", "mL", "in", "hr"))
 _SYMBOLS: Final = "NJWVAKCFHT"
 _LONG_WORD: Final = 3
@@ -82,18 +78,18 @@ _BETWEEN: Final = re.compile(r"\s*(?:/|\\cdot|\*|-(?=[A-Za-z])|\bper\b)\s*|\s*")
 
 
 class MeasureUnit(NamedTuple):
-    """The unit of a number: its factor, and the name of a known quantity."""
+    """The unit of a number: its factor, and the name of its measure if known."""
 
     factor: int
     name: str
 
 
 def parse_unit(text: str) -> MeasureUnit | None:
-    """Return the unit that a text is, all of it; None where it is anything else. An empty text is no unit at all."""
+    """Return the unit that the whole text is, None if it is not one; "" gives factor 1 without a name."""
     text = text.rstrip()
     if not text:
         return MeasureUnit(1, "")
-    # `9 (apples)`
+    # Unwrap `9 (apples)`.
     if match := re.fullmatch(r"\s*\(([A-Za-z ]+)\)", text):
         text = f" {match.group(1).strip()}"
     plain, marked = _unwrapped_words(text)
@@ -115,7 +111,7 @@ def parse_unit(text: str) -> MeasureUnit | None:
         at = match.end() if gap is None else gap.end()
         between = plain[match.end() : at]
         blank, divided = between != "", "/" in between or "per" in between
-    # A speed, or "red apples", is compared by its number alone.
+    # Compare a speed, or "red apples", by its number alone.
     return MeasureUnit(factor, names[0] if len(names) == 1 else "")
 
 
@@ -125,7 +121,7 @@ def _is_unit(word: str, *, blank: bool, marked: bool) -> bool:
     Args:
         word: the word.
         blank: whether a blank separates it from the text before it.
-        marked: whether it is written as words, or as a divisor of a unit, so that it is not a variable.
+        marked: whether it is in `\\text`, or next to a division, and so not a variable.
     """
     if not word.isalpha():
         return True
@@ -165,7 +161,7 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[at:]
 
 
-# Digits of a number, and its largest power of ten: longer ones are not answers, and would take time.
+# The maximum length of a number and its largest power of ten: longer ones are no answers and would take time.
 _LONGEST: Final = 200
 
 _DIGITS: Final = "[0-9]+"
@@ -191,11 +187,11 @@ _MAGNITUDES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 
 
 class Number(NamedTuple):
-    """A number as it was written.
+    """A number with its unit.
 
     Attributes:
-        value: its value, exactly; that of `50%` is 50, as PRM800K's grader reads it.
-        unit: the unit of a measure that is known, by one name for all its spellings; "" for any other, and without one.
+        value: the exact value; that of `50%` is 50, as in PRM800K's grader.
+        unit: the known measure, by one name for all spellings; "" for any other unit, or none.
     """
 
     value: Fraction
@@ -203,7 +199,7 @@ class Number(NamedTuple):
 
 
 def number_in_clean(text: str) -> Number | None:
-    """Return the number that a cleaned text is, all of it; None where it is anything else, or is too long."""
+    """Return the number that the whole of a cleaned text is; None if it is not a number, or too long."""
     if len(text) > _LONGEST:
         return None
     text = _without_parentheses(text)
@@ -228,18 +224,18 @@ def number_in_clean(text: str) -> Number | None:
 
 
 def same_number(one: Number, other: Number) -> bool:
-    """Return whether numbers are equal, and their measures do not differ."""
+    """Return whether numbers are equal and their known measures do not differ."""
     return same_value(one.value, other.value) and not (one.unit and other.unit and one.unit != other.unit)
 
 
 def same_value(one: Fraction, other: Fraction) -> bool:
-    """Return whether values are equal: a fraction without a finite decimal is its decimal of six places, too."""
+    """Return whether values are equal; a fraction without a finite decimal also equals its decimal of six places."""
     if one == other:
         return True
     endless, decimal = (other, one) if _is_decimal(one) else (one, other)
     if _is_decimal(endless) or not _is_decimal(decimal):
         return False
-    # Of a tiny fraction, six places would be zeros.
+    # The relative bound is for tiny fractions, whose six places would be zeros.
     return abs(endless - decimal) <= min(Fraction(1, 2 * 10**6), abs(endless) / 1000)
 
 
@@ -302,14 +298,14 @@ _WORDS: Final = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 
 
 
 class Numeral(NamedTuple):
-    """Digits and their base; digits as written, without blanks, commas, and zeros in front."""
+    """Digits and their base; digits as written, without blanks, commas and leading zeros."""
 
     digits: str
     base: int
 
 
 def numeral_in_clean(text: str) -> Numeral | None:
-    """Return the digits and the base of a cleaned text; None where it is not a number in a base from 2 to 36."""
+    """Return the digits and the base of a cleaned text; None if it is not a number in a base from 2 to 36."""
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:
         return None

@@ -1,7 +1,7 @@
-r"""Answers read by their structure, and when two of them are equal.
+r"""Answers parsed by structure, and their equality.
 
-A text is a number, a choice, words, a range, a list, a set, or something else, of which math-verify knows more. Lists
-without brackets and sets have no order, but as many members of a kind; what is in parentheses or brackets has one.
+A text is a number, a choice, words, a range, a list, a set, or anything else, which is left to math-verify. Sets and
+lists without brackets compare as multisets; lists in parentheses or brackets are ordered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recipes.language.rewards.matching.numbers import Number, number_in_clean, n
 
 Begin: TypeAlias = Literal["", "(", "[", r"\{"]
 
-# Members of a list up to which they are compared one by one.
+# The maximum length of lists that are compared member by member.
 _MOST: Final = 24
 _MOST_PLACES: Final = 60
 _CLOSING: Final[dict[Begin, str]] = {"(": ")", "[": "]", r"\{": r"\}"}
@@ -41,13 +41,13 @@ _RANGE: Final = re.compile(
     r"(?:from\s+|between\s+)?(.+?)\s*(?:[\u2013\u2014]|\bto\b|\band\b|\\text\s*\{\s*to\s*\}|\\sim)\s*(.+)"
 )
 _HYPHENS: Final = re.compile(r"([^-]+?)\s*-{1,3}\s*([^-]+)")
-# `1,200,30` is a list of three, and no one begins a member by 0, as in `1,000,2`.
+# `1,200,30` is a list of three, but `1,000,2` has two members, as no member begins with 0.
 _THOUSANDS: Final = re.compile(
     r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9]{1,2}(?![0-9]))|[1-9][0-9]{0,2}(?:,0[0-9]{2})+(?![0-9])"
 )
 _DIGITS_ALONE: Final = re.compile(r"[-+]?[0-9.,\s]+")
 _SHORT_UNIT: Final = re.compile(r"(.*[0-9}])\s*([A-Za-z]{1,2}(?:\s*\^\s*\{?[0-9]\}?)?)")
-# A relation without its left side, and words that say as much.
+# A relation without its left side, or words with that meaning.
 _BOUND: Final = re.compile(
     r"\s*(?:[<>]|\\(?:[lg]e|[lg]t|ne|not)(?![A-Za-z]))|.*\\text\w*\s*\{\s*(?:or (?:less|fewer|more|greater|above|below)"
     r"|at (?:most|least)|(?:less|more|greater|fewer) than|under|over|not)\s*\}.*"
@@ -55,10 +55,10 @@ _BOUND: Final = re.compile(
 _TRUTHS: Final = frozenset(("yes", "no", "true", "false", "none", "even", "odd", "both", "neither", "undefined"))
 _FUNCTIONS: Final = frozenset(("sqrt", "alpha", "theta", "lambda"))
 _SENTENCE: Final = re.compile(r"[A-Za-z][A-Za-z'\-]*(?:[ ,]+[A-Za-z][A-Za-z'\-]*)*")
-# Letters from which on a word without `\text` is a word, and no product of variables.
+# The minimum letters of a word without `\text`; shorter ones are products of variables.
 _LONG_WORD: Final = 5
 
-# Whether two texts are equal expressions, gold first.
+# Returns whether two texts, ground truth first, are equal expressions.
 Compare: TypeAlias = Callable[[str, str], bool]
 
 
@@ -72,14 +72,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class PlainWords:
-    """A text in words, in small letters."""
+    """A text in words, in lower case."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from one to another."""
+    """A range of numbers."""
 
     low: Number
     high: Number
@@ -87,7 +87,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Several answers: with brackets as written (`(`, `[`, `\\{` and the closing one), or without any."""
+    """Several answers, with their opening and closing brackets as written, or without brackets."""
 
     begin: Begin
     end: str
@@ -96,7 +96,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """An expression that this grammar does not read: LaTeX."""
+    """A LaTeX expression outside of this grammar."""
 
     text: str
 
@@ -105,7 +105,7 @@ Reading: TypeAlias = Number | Choice | PlainWords | Range | Listing | Other
 
 
 def read(text: str) -> Reading:
-    """Return what a text is, read as a whole."""
+    """Return the reading of a whole text."""
     plain, in_words = unwrapped(cleaned(text))
     return _read(plain, in_words)
 
@@ -125,12 +125,12 @@ def _read(plain: str, in_words: bool) -> Reading:
 
 
 def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
-    """Return whether a guess is the right answer.
+    """Return whether a guess equals the ground truth.
 
     Args:
-        gold: the right answer.
-        guess: the other one.
-        compare: decides about expressions that are not read here.
+        gold: the ground truth.
+        guess: the answer to judge.
+        compare: compares expressions outside of this grammar.
     """
     if _is_bound(gold) != _is_bound(guess):
         return False
@@ -151,12 +151,12 @@ def equal(gold: Reading, guess: Reading, compare: Compare) -> bool:
 
 
 def _is_bound(reading: Reading) -> bool:
-    """Return whether a text says no more than a bound, as `> 5` and `5 \\text{ or less}`."""
+    """Return whether a text is only a bound, such as `> 5` or `5 \\text{ or less}`."""
     return isinstance(reading, Other) and _BOUND.match(reading.text) is not None
 
 
 def _measured(reading: Reading, other: Reading) -> Reading:
-    """Return `5 m` as five metres where the other side is a measure, so that `m` is not a variable."""
+    """Return `5 m` as five meters if the other side is a measure, as `m` is then no variable."""
     if isinstance(reading, Other) and isinstance(other, Number) and other.unit:
         match = _SHORT_UNIT.fullmatch(reading.text)
         if match is not None:
@@ -173,9 +173,9 @@ def as_choice(gold: str) -> Choice | None:
 
 
 def chosen(guess: str) -> Choice | None:
-    """Return the choice of an answer, with or without the choice's text; None if it makes none."""
+    """Return the choice of an answer, which may include the choice's text; None if there is no choice."""
     plain, _ = unwrapped(cleaned(guess))
-    # A letter may stand in `\\text{}` or `\\textbf{}` followed by the choice's text.
+    # The letter may be in `\\text{}` or `\\textbf{}`, followed by the choice's text.
     if command := TEXT_COMMAND.match(plain):
         end = closing_brace(plain, command.end() - 1)
         if end is not None:
@@ -212,7 +212,7 @@ def text_of(reading: Reading) -> str:
 
 
 def _written(value: Fraction) -> str:
-    """Return a number as LaTeX: a decimal where it has one, for math-verify compares those to six places."""
+    """Return a number as LaTeX, as a finite decimal if possible, since math-verify compares decimals to six places."""
     if value.denominator == 1:
         return str(value.numerator)
     places = next((places for places in range(1, _MOST_PLACES) if 10**places % value.denominator == 0), None)
@@ -248,7 +248,7 @@ def _listing(plain: str) -> Listing | None:
         return None
     if begin in ("(", "[") and any("=" in item for item in items):
         return None
-    # `x = 3, 5` says what x is twice; the variable stands before the first.
+    # `x = 3, 5` gives two values of x, and names it before the first.
     bare = not begin and sum("=" in item for item in items) == 1
     if bare and (variable := _VARIABLE.match(items[0])):
         items[0] = items[0][variable.end() :]
@@ -267,7 +267,7 @@ def _closes_at_end(plain: str, start: int) -> bool:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts of a text between commas that are in no brackets and part no thousands."""
+    """Split a text at commas outside of brackets that do not separate thousands."""
     parts, depth, start = [], 0, 0
     position = 0
     while position < len(text):
@@ -286,7 +286,7 @@ def _split(text: str) -> list[str]:
 
 
 def _range(plain: str) -> Range | None:
-    """Return a text as a range of numbers; a hyphen makes none, since it may be a minus."""
+    """Return a text as a range of numbers; a hyphen does not make a range, as it may be a minus."""
     match = _RANGE.fullmatch(plain)
     return None if match is None else _range_of(match)
 
@@ -310,7 +310,7 @@ def _words(plain: str, in_words: bool) -> PlainWords | None:
 
 
 def _same_words(gold: Reading, guess: Reading) -> bool | None:
-    """Return whether words are equal; None if a side has none, and the expressions decide."""
+    """Return whether words are equal; None if the expressions decide."""
     if isinstance(guess, Listing) and isinstance(gold, PlainWords) and gold.text in _TRUTHS:
         # "Yes, it is" says yes.
         rest = guess.items[1:]
@@ -322,7 +322,7 @@ def _same_words(gold: Reading, guess: Reading) -> bool | None:
         return False if isinstance(gold, PlainWords) else None
     if isinstance(gold, PlainWords) and isinstance(guess, PlainWords):
         return texts[0] == texts[1]
-    # Letters would be a product of variables, and "live" the same one as "evil".
+    # Compare as text: as products of variables, "live" would equal "evil".
     return texts[0] == texts[1] if all(re.fullmatch(r"[a-z ]+", text) for text in texts) else None
 
 
@@ -343,11 +343,11 @@ def _same_range(gold: Reading, guess: Reading) -> bool:
 
 
 def _same_listing(gold: Reading, guess: Reading, compare: Compare) -> bool | None:
-    """Return whether several answers are equal; None where an expression has to decide, such as an inequality."""
+    """Return whether several answers are equal; None if the expressions decide, as for an inequality."""
     if not (isinstance(gold, Listing) and isinstance(guess, Listing)):
         other = guess if isinstance(gold, Listing) else gold
         listing = gold if isinstance(gold, Listing) else guess
-        # A set of one is that one; several are never one number or one word.
+        # A set of one equals its member; several answers never equal one number or word.
         if isinstance(listing, Listing) and len(listing.items) == 1:
             pair = (listing.items[0], other) if listing is gold else (other, listing.items[0])
             return equal(*pair, compare)
@@ -367,7 +367,7 @@ def _same_listing(gold: Reading, guess: Reading, compare: Compare) -> bool | Non
 def _same_members(gold: Sequence[Reading], guess: Sequence[Reading], compare: Compare) -> bool:
     left = list(guess)
     for wanted in gold:
-        # Equal texts first: they need no comparison.
+        # Try equal readings first, as they need no expensive comparison.
         order = sorted(range(len(left)), key=lambda index: left[index] != wanted)
         match = next((index for index in order if equal(wanted, left[index], compare)), None)
         if match is None:
@@ -377,9 +377,9 @@ def _same_members(gold: Sequence[Reading], guess: Sequence[Reading], compare: Co
 
 
 def _same_expression(gold: Reading, guess: Reading, compare: Compare) -> bool:
-    """Compare expressions; if only one side has `x =`, its right-hand side is compared."""
+    """Return whether expressions are equal; if only one side has `x =`, its right-hand side is compared."""
     texts = [text_of(gold), text_of(guess)]
-    # math-verify does not read a base.
+    # math-verify cannot parse a base.
     numerals = [numeral_in_clean(text) for text in texts]
     if numerals[0] and numerals[1]:
         return numerals[0] == numerals[1]
@@ -395,16 +395,16 @@ def _same_expression(gold: Reading, guess: Reading, compare: Compare) -> bool:
             return equal(read(texts[0]), read(texts[1]), compare)
         if match is None and texts[index].count("=") == 1 and "=" not in texts[1 - index]:
             left, _, right = texts[index].partition("=")
-            # `a + 3z = 0` says nothing of one quantity alone.
+            # `a + 3z = 0` does not define a single quantity.
             if re.search("[A-Za-z]", left) and re.search(r"\S\s*[-+]", left):
                 return False
-            # `5 = x`, and `3 + 4 = 7`: the side that is a number by itself, beside a variable or a sum of numbers.
+            # In `5 = x` and `3 + 4 = 7`, compare the side that is a number, opposite a variable or a sum of numbers.
             for side, other in ((right, left), (left, right)):
                 is_said = _VARIABLE.fullmatch(f"{other.strip()}=") or not re.search("[A-Za-z]", other)
                 if is_said and number_in_clean(side.strip()) is not None:
                     texts[index] = side.strip()
                     return equal(read(texts[0]), read(texts[1]), compare)
-    # Digits that make no number, such as `1 00 0000`, are equal to none.
+    # Digits that form no number, such as `1 00 0000`, equal only the same text.
     if any(isinstance(part, Other) and _DIGITS_ALONE.fullmatch(part.text) for part in (gold, guess)):
         return texts[0] == texts[1]
     return without_blanks(texts[0]) == without_blanks(texts[1]) or compare(*texts)

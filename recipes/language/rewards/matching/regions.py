@@ -5,7 +5,7 @@ r"""Sets of real numbers written as inequalities or intervals, compared as sets.
     piece    = chain of two or three sides, one of them the variable: `x < 3`, `0 < x \le 1`, `x \ne 2`
              | [variable \in] interval, such as `(-\infty, 3]`
 
-A comma between inequalities may stand for either word, so such a text is two regions.
+A comma between inequalities may mean either word, so such a text has two readings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from recipes.language.rewards.matching.numbers import number_in_clean
 
-# A place between numbers: just before (-1) or just after (1) the value. Intervals run from one place to another.
+# A place just before (-1) or just after (1) a value. Intervals run from one place to another.
 Place: TypeAlias = tuple[Fraction | float, int]
 Interval: TypeAlias = tuple[Place, Place]
 
@@ -39,9 +39,9 @@ class Region(NamedTuple):
     """A set of numbers.
 
     Attributes:
-        intervals: apart from each other, in order.
-        variables: the names of the number: one, or none where only intervals are written.
-        is_joined: whether it was written as several inequalities or intervals.
+        intervals: the disjoint intervals, in order.
+        variables: the name of the variable; empty if only intervals are written.
+        is_joined: whether the text has several inequalities or intervals.
     """
 
     intervals: tuple[Interval, ...]
@@ -50,7 +50,7 @@ class Region(NamedTuple):
 
 
 def same_region(gold: str, guess: str) -> bool | None:
-    """Return whether two cleaned texts are the same set; None where a side is none, or no side joins several."""
+    """Return whether two cleaned texts are the same set; None if a side is no set, or neither side joins several."""
     left, right = _regions(gold), _regions(guess)
     if not left or not right or not (left[0].is_joined or right[0].is_joined):
         return None
@@ -62,7 +62,7 @@ def same_region(gold: str, guess: str) -> bool | None:
 
 
 def _regions(text: str) -> list[Region]:
-    """Return what a text may be: nothing, one region, or two where commas join inequalities."""
+    """Return the possible regions of a text: none, one, or two if commas join inequalities."""
     readings = [text]
     if "," in text and not re.search(r"[\[({]", text):
         readings = [text.replace(",", f" {word} ") for word in ("or", "and")]
@@ -81,7 +81,7 @@ def _region(text: str) -> Region | None:
 
 
 def _piece(text: str, variables: set[str]) -> tuple[Interval, ...] | None:
-    """Return the numbers of an inequality or interval, whose variable is added to those that are known."""
+    """Return the numbers of an inequality or interval, and add its variable to `variables`."""
     if match := _INTERVAL.fullmatch(text):
         name, begin, low, high, end = match.groups()
         ends = [_number(low), _number(high)]
@@ -91,7 +91,7 @@ def _piece(text: str, variables: set[str]) -> tuple[Interval, ...] | None:
         return _between((ends[0], 1 if begin == "(" else -1), (ends[1], -1 if end == ")" else 1))
     sides = _RELATION.split(text)
     if not sides[0] and len(variables) == 1:
-        # `x < -1 or > 1`
+        # Complete `x < -1 or > 1`.
         sides[0] = next(iter(variables))
     at = next((index for index in range(0, len(sides), 2) if re.fullmatch("[A-Za-z]", sides[index])), None)
     if at is None or len(sides) not in (3, 5) or (len(sides) == 5 and at != 2):
@@ -116,7 +116,7 @@ def _number(text: str) -> Fraction | float | None:
 
 
 def _bounded(sign: str, number: Fraction | float) -> tuple[Interval, ...]:
-    """Return the numbers that stand in a relation to one."""
+    """Return the numbers x for which `x sign number` is true."""
     before, after = (number, -1), (number, 1)
     match sign:
         case "<":

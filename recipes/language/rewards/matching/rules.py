@@ -1,11 +1,10 @@
-"""Rules that say whether an answer is right.
+"""Rules that judge whether an answer is right.
 
-    exact    the same text, but for white space at both ends
-    boxed    the content of the last \\boxed{...} is the same text, in one spelling of LaTeX
-    number   the number that is boxed, or said to be the answer, or comes last, is the right one
-    math     equal numbers, choices, words, lists, and expressions (math-verify)
+    exact the same text, except for white space at both ends boxed the content of the last \\boxed{...} is the same
+    text, after normalization number the number that is boxed, stated as the answer, or last, is the right one math
+    equal numbers, choices, words, lists, and expressions (math-verify)
 
-The answer text is that of the model without the tokens that end it. An empty right answer is no answer's.
+The text of an answer excludes its ending tokens. No answer matches an empty ground truth.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ class Verdict(NamedTuple):
     """The score of an answer.
 
     Attributes:
-        right: 0 to 1; of a user's function, its reward.
-        reason: what it was judged by, for people.
+        right: 0 to 1; from a custom function, the reward.
+        reason: the explanation, for people.
         parts: further numbers by name, for metrics.
-        correct: whether the answer is right, where a function says so apart from its reward; None: the reward does.
-        exit: the bad end of a program as an answer, an `Exit`; "" else.
+        correct: whether the answer is right, if a function says so apart from its reward; None: by the reward.
+        exit: the `Exit` of an answer that is a program; "" else.
     """
 
     right: float
@@ -63,7 +62,7 @@ def exact(text: str, answer: str) -> Verdict:
 
 
 def boxed(text: str, answer: str) -> Verdict:
-    """Compare the content of the last `\boxed{}` with the reference answer, or with its boxed content."""
+    """Compare the content of the last `\\boxed{}` with the reference answer, or with its boxed content."""
     content, wanted = boxed_content(answered(text)), boxed_content(answer)
     if not (answer if wanted is None else wanted).strip():
         return _EMPTY
@@ -115,7 +114,7 @@ def math(text: str, answer: str) -> Verdict:
             return Verdict(1.0, f"region `{excerpt(guess, 40)}`")
         if same is False:
             continue
-        # Letters of prose would be read as variables.
+        # math-verify would take letters of prose for variables.
         if content is None and isinstance(reading, Other) and (len(guess) > _LONGEST or _PROSE.search(guess)):
             continue
         if equal(gold, reading, _same_expressions):
@@ -126,24 +125,24 @@ def math(text: str, answer: str) -> Verdict:
         number_said = answer_number(text)
         if isinstance(gold, Number) and number_said is not None:
             return Verdict(float(same_number(gold, number_said)), f"number {excerpt(str(number_said.value), 40)}")
-        # math-verify would take a part of what is not a number as a whole, such as a time, a date, or two numbers.
+        # math-verify would accept a part of a text that is no number, such as a time, a date, or two numbers.
         parted = is_undecided(text) or _PARTED.search(said_answer(text) or shown)
         if isinstance(gold, Number) and parted:
             return Verdict(0.0, f"read `{excerpt(shown, 40)}`")
-        # Prose: math-verify looks for the expression.
+        # Let math-verify find the expression in prose.
         return _in_prose(text, text_of(gold))
     return Verdict(0.0, f"read `{excerpt(shown, 40)}`" if shown.strip() else "no answer")
 
 
-# Characters of an answer without a box up to which it may be an expression as a whole.
+# The maximum length of an unboxed answer that may be an expression as a whole, in characters.
 _LONGEST: Final = 300
-# Digits of a difference, and those up to which numbers are computed to have them.
+# The digits to compute of a difference, and the maximum working precision for that.
 _PLACES: Final = 5
 _MOST_PLACES: Final = 1000
 _CHAIN: Final = re.compile(r"[^<>=]+(?:<|\\le)\s*[A-Za-z]\s*(?:<|\\le)[^<>=]+")
 _PROSE: Final = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z(])")
 _EMPTY: Final = Verdict(0.0, "the correct answer is empty")
-# A value that is missing in a table. It equals nothing, itself included.
+# A value that is missing in a table equals nothing, not even itself.
 _UNDEFINED: Final = Verdict(0.0, "the correct answer `nan` is no value")
 _PARTED: Final = re.compile(r"[0-9][$*` ]*[:\u2013\u2014-][$*` ]*[0-9]")
 
@@ -153,20 +152,20 @@ def _says_nothing_more(text: str, shown: str) -> bool:
 
 
 def _same_expressions(gold: str, guess: str) -> bool:
-    """Return whether math-verify calls two expressions equal."""
+    """Return whether two expressions are equal by math-verify."""
     library = _math_verify()
     wanted, parsed = (_parsed(library, _formula(text)) for text in (gold, guess))
     if not wanted or not parsed:
         return False
-    # `(1,2)` may be a point; beside `1 < x < 2` it is an interval.
+    # `(1,2)` may be a point, but compared with `1 < x < 2` it is an interval.
     ranges = bool(re.search(r"\\infty|[\[\]]|\\cup", gold) or _CHAIN.fullmatch(guess))
     return _verified(library, wanted, parsed, allow_set_relation_comp=ranges)
 
 
 def _verified(library: Any, gold: list[Any], guess: list[Any], **options: bool) -> bool:
-    """Return whether math-verify calls two values equal that are not certain to differ.
+    """Return whether two values are equal by math-verify and not certain to differ.
 
-    It compares decimals to six places, and takes a difference that vanishes beside 1 for none.
+    math-verify compares decimals to six places, and ignores differences that are tiny relative to 1.
     """
     return any(
         library.verify(one, other, timeout_seconds=None, **options) and not _differ(one, other)
@@ -175,7 +174,7 @@ def _verified(library: Any, gold: list[Any], guess: list[Any], **options: bool) 
 
 
 def _differ(gold: Any, guess: Any) -> bool:
-    """Return whether two values are certain to differ, as far as arithmetic on their digits says."""
+    """Return whether two values are certain to differ, by exact arithmetic."""
     sympy = importlib.import_module("sympy")
     if gold == guess:
         return False
@@ -185,7 +184,7 @@ def _differ(gold: Any, guess: Any) -> bool:
         return any(_differ(*pair) for pair in zip(gold.flat(), guess.flat(), strict=True))
     if not all(isinstance(value, sympy.Expr) and not value.free_symbols for value in (gold, guess)):
         return False
-    # Of a decimal, the digits as written.
+    # Take decimals exactly as written.
     exact = [
         value.xreplace({part: sympy.Rational(repr(float(part))) for part in value.atoms(sympy.Float)})
         for value in (gold, guess)
@@ -195,13 +194,13 @@ def _differ(gold: Any, guess: Any) -> bool:
     try:
         difference = (exact[0] - exact[1]).evalf(_PLACES, maxn=_MOST_PLACES, strict=True)
     except (ArithmeticError, TypeError, ValueError, NotImplementedError):
-        # Its digits do not tell: what math-verify found by its rules holds.
+        # The digits are inconclusive: trust math-verify.
         return False
     return bool(difference.is_number and difference.is_finite and difference != 0)
 
 
 def is_expression(text: str) -> bool:
-    """Return whether math-verify reads a text as an expression."""
+    """Return whether math-verify can parse a text as an expression."""
     plain = unwrapped(cleaned(text))[0]
     return any(not isinstance(part, str) for part in _parsed(_math_verify(), _formula(plain)))
 
@@ -216,7 +215,7 @@ def _in_prose(text: str, gold: str) -> Verdict:
     if not parsed:
         return Verdict(0.0, "no expression")
     same = _verified(library, wanted, parsed)
-    # Texts alone: printing an expression may take as long as comparing it.
+    # Show texts only: printing an expression may take as long as comparing it.
     shown = next((part for part in reversed(parsed) if isinstance(part, str)), "")
     return Verdict(float(same), f"expression `{excerpt(shown, 40)}`")
 
@@ -227,16 +226,16 @@ def _formula(text: str) -> str:
 
 
 def prepare_math() -> None:
-    """Load math-verify with all that it loads when it is first used, which takes seconds.
+    """Load math-verify and its dependencies, which takes seconds.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: math-verify is not installed.
     """
     _same_expressions(r"\frac{1}{2}", r"x + \sqrt{2}")
 
 
 def _parsed(library: Any, text: str) -> list[Any]:
-    # Its own time limits would end in silence what the caller's limit reports.
+    # Disable math-verify's time limits, which would silently pre-empt the caller's.
     return library.parse(text, parsing_timeout=None)
 
 
@@ -245,7 +244,7 @@ def _math_verify() -> Any:
         library = importlib.import_module("math_verify")
     except ImportError:
         raise ConfigError("`reward_type: math` needs the package math-verify", help="pip install math-verify") from None
-    # It warns once that the time limits are the caller's.
+    # Suppress its warning about disabled time limits.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return library
 

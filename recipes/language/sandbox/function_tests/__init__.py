@@ -1,11 +1,11 @@
-"""Tests of functions: the tests and the program that they judge, each in a process of its own.
+"""Tests of functions, with the tests and the judged program in separate processes.
 
-The modules of this folder travel into the sandbox: standard library only, and of that what is written in C. Each answer
-pays for each import: `json`, `ctypes` and `collections` take longer than most tests.
+The modules of this folder are sent into the sandbox. They import only those parts of the standard library that are
+written in C, as every answer pays for every import: `json`, `ctypes` and `collections` take longer than most tests.
 
-The program's process is forked before the tests are read, and a pipe of JSON is all that joins the two. An object that
-is no plain value stays in its process: the other one holds a `Remote`, which equals no plain value and stands for none.
-So a program reaches neither the tests, nor what they compare with, nor the line by which they say that they passed.
+The program's process is forked before the tests are read, and only a pipe of JSON connects the two. An object that is
+no plain value stays in its process: the other process holds a `Remote`, which equals no plain value. So a program can
+reach neither the tests, nor the expected values, nor the mark that reports success.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MODULES: Final = ("remote", "pipe", "judging")
 
 @cache
 def function_tests() -> str:
-    """Return the program that runs tests of functions: its standard input says which.
+    """Return the program that runs the tests of functions given on its standard input.
 
-    It holds the modules, compiled here, since the interpreter of the sandbox is this one's.
+    It contains the modules compiled, as the sandbox has the same interpreter.
     """
     files = [(f"{__name__}.{name}", Path(__file__).with_name(f"{name}.py")) for name in _MODULES]
     codes = [

@@ -1,4 +1,4 @@
-"""The program's process, the tests in this one, and what the tests say of the program."""
+"""The fork of the program's process, and the tests in this process."""
 
 # Values of programs have no types here.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
@@ -30,7 +30,7 @@ _ENDED_BY: Final = 128
 
 
 def _operations() -> dict[str, Callable[..., Any]]:
-    """Return what the tests may ask of objects of the program, by name."""
+    """Return the operations that the tests may request on the program's objects, by name."""
     binary = {name: getattr(operator, f"{name}_" if name in ("and", "or") else name) for name in (*ORDER, *ARITHMETIC)}
 
     def swapped(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -56,7 +56,7 @@ def _load(program: str) -> dict[str, object]:
     try:
         exec(compile(program, "<answer>", "exec", dont_inherit=True), names)  # noqa: S102 - this process is there for it
     except SystemExit as error:
-        # A program may end itself behind its functions.
+        # A program may call `exit` after defining its functions.
         if error.code not in (None, 0):
             raise
     return {name: value for name, value in names.items() if not name.startswith("__")}
@@ -65,8 +65,8 @@ def _load(program: str) -> dict[str, object]:
 def _names(used: Sequence[str], defined: Mapping[str, object]) -> dict[str, object]:
     """Return the names that the tests take from a program.
 
-    A name of Python's own, such as `abs`, is the program's only where it alone is tested: a program could replace what
-    the tests compare with.
+    A built-in name such as `abs` is taken from the program only if the tests use no other name of it, as a program
+    could replace what the tests compare with.
 
     Args:
         used: the names in the tests.
@@ -83,7 +83,7 @@ def _check_call(names: Mapping[str, Any], function: str, args: list[Any], expect
     """Call a function, or the method of `Solution`, and compare its result.
 
     Raises:
-        AssertionError: it is another one.
+        AssertionError: the result differs from `expected`.
     """
     called = names[function] if function in names else getattr(names["Solution"](), function)
     result = _listed(called(*args))
@@ -99,7 +99,7 @@ def _listed(value: object) -> object:
 
 
 def _judge(link: PipeEnd, job: Mapping[str, Any]) -> None:
-    """Run the tests; raises what a test, or the program, raises."""
+    """Run the tests; exceptions of tests and program propagate."""
     defined: dict[str, object] = link.ask("load", [job["program"]], {})
     names: dict[str, object] = {"__name__": "tests", **_names(job["names"], defined)}
     for statement in job["statements"]:
@@ -109,11 +109,11 @@ def _judge(link: PipeEnd, job: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Fork the program's process, read the job from standard input, and write its mark where all tests pass."""
+    """Fork the program's process, read the job from standard input, and write the job's mark if all tests pass."""
     here, there = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        # Neither the tests, which are not read yet, nor the standard output is the program's.
+        # Hide the tests, which are not read yet, and the standard output from the program.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         os.close(here[1])
@@ -122,7 +122,7 @@ def main() -> None:
         os._exit(0)
     os.close(here[0])
     os.close(there[1])
-    # Another process of this user may neither trace this one, nor read its memory and files. It waits for a message.
+    # Forbid other processes of this user to trace this process or read its memory and files, before any program runs.
     c: Any = _ctypes
     prctl = c.dlsym(c.dlopen(None, 0), "prctl")
     if c.call_function(prctl, (_PR_SET_DUMPABLE, 0, 0, 0, 0)) != 0:
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _end_as(child: int, reason: str) -> None:
-    """End as the program's process did; if it sent something other than a message, say so, and end it."""
+    """End with the status of the program's process; if it sent an invalid message, print the reason and end with 1."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if reason == ENDED else 0
     if code == 0:
         print(reason, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The pipe between the process of the tests and that of the program: values as messages, objects by number."""
+"""The pipe between the processes of tests and program: values as messages, objects by number."""
 
 # Values of programs have no types here.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
@@ -25,10 +25,10 @@ else:
     ModuleType, FunctionType, BuiltinFunctionType = type(sys), type(lambda: None), type(len)
 
 ENDED: Final = "the program ended before its tests"
-# Bytes of a message; a program that sends a longer one fails.
+# The maximum bytes of a message; a program that sends a longer one fails.
 _LONGEST: Final = 16 << 20
 _LENGTH: Final = 8
-# Values that have a text of their own, by module and class, and how it is read.
+# Types with a text form, by module and class, and the method that parses it; "": the constructor.
 _WRITTEN: Final = {
     **{("datetime", name): "fromisoformat" for name in ("datetime", "date", "time")},
     ("fractions", "Fraction"): "",
@@ -38,14 +38,14 @@ _SEQUENCES: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in (list
 
 
 class _Grammar:
-    """The grammar of messages, that of JSON as Python writes it."""
+    """The grammar of messages, Python's JSON."""
 
     strict = True
     object_hook = object_pairs_hook = None
     parse_float, parse_int, parse_constant = float, int, float
 
 
-# As `json` makes them of these functions, without its modules in Python.
+# Built like those of `json`, without importing its Python modules.
 _C: Final[Any] = _json
 _scan: Final[Callable[[str, int], tuple[Any, int]]] = _C.make_scanner(_Grammar)
 _encode: Final[Callable[[object, int], Sequence[str]]] = _C.make_encoder(
@@ -54,22 +54,22 @@ _encode: Final[Callable[[object, int], Sequence[str]]] = _C.make_encoder(
 
 
 class Gone(BaseException):
-    """The end of the program's process. No `except Exception` of a test takes it for an error of a function."""
+    """The end of the program's process; not an `Exception`, so that no test mistakes it for an error of a function."""
 
 
 def imported(name: str) -> Any:
-    """Import a module that few programs need."""
+    """Import a rarely needed module."""
     __import__(name)
     return sys.modules[name]
 
 
 class PipeEnd:
-    """An end of the pipe between the two processes, which writes values as messages, and numbers objects.
+    """An end of the pipe between the two processes, which encodes values and numbers objects.
 
     Args:
         reader, writer: file descriptors.
-        operations: what the other side may have done with objects of this one, by name. None: it may call the functions
-            that it was given, and no more.
+        operations: the operations on this side's objects that the other side may request, by name. None: it may only
+            call the functions that it was given.
     """
 
     def __init__(self, reader: int, writer: int, operations: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -79,14 +79,14 @@ class PipeEnd:
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._classes: dict[str, type[BaseException]] = {}
-        # Why the other side is there no more.
+        # The reason why the other side is gone.
         self.gone = ""
 
     def ask(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-        """Have the other side do an operation, and return its result. It may call functions of this side meanwhile.
+        """Have the other side do an operation, and return its result. Meanwhile, it may call functions of this side.
 
         Raises:
-            Gone: it has ended, or sent what is no message.
+            Gone: the other side has ended, or sent an invalid message.
             BaseException: the operation raised it.
         """
         self._send(["ask", name, [self._written(value) for value in args], self._written(dict(kwargs))])
@@ -145,9 +145,9 @@ class PipeEnd:
             return error
 
     def _written(self, value: object) -> object:
-        """Return a value as JSON: scalars as they are, others as a list that begins with their kind."""
+        """Return a value as JSON: scalars unchanged, others as a list that begins with their kind."""
         match value:
-            # A class of the program that is derived from a plain one loses its own methods.
+            # Convert subclasses to plain values, without calling their methods.
             case None | bool():
                 return value
             case int():
@@ -188,14 +188,14 @@ class PipeEnd:
             return ["timedelta", delta.days, delta.seconds, delta.microseconds]
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
-            # Kept, so that no other object gets its id.
+            # Keep the object, so that no other gets its id.
             self._objects.append(value)
         if isinstance(value, type) and issubclass(value, BaseException):
             return ["exception", value.__name__, _bases(value)]
         return ["coroutine" if place == ("builtins", "coroutine") else "mine", number]
 
     def _read(self, written: Any) -> Any:
-        """Return the value of a message; raises some `Exception` where it is none."""
+        """Return the value of a message; raise any `Exception` if it is invalid."""
         match written:
             case None | bool() | int() | float() | str():
                 return written
@@ -230,7 +230,7 @@ class PipeEnd:
                 raise ValueError("no value")
 
     def _exception(self, name: str, bases: list[str]) -> type[BaseException]:
-        """Return the class that stands for an exception class of the other side, so that tests may catch it."""
+        """Return the class that represents an exception class of the other side, so that tests can catch it."""
         if name not in self._classes:
             base = getattr(builtins, next(iter(bases)))
             if not (isinstance(base, type) and issubclass(base, BaseException)):
@@ -275,7 +275,7 @@ class PipeEnd:
 
 
 def _bases(kind: type[BaseException]) -> list[str]:
-    """Return the names of a class and its bases that are Python's own, the nearest first."""
+    """Return the names of a class and its bases that are built-in, the nearest first."""
     return [base.__name__ for base in kind.__mro__ if getattr(builtins, base.__name__, None) is base]
 
 
@@ -284,7 +284,7 @@ async def _awaited(coroutine: Remote) -> Any:
 
 
 def _restore(own: Any, new: Any) -> None:
-    """Change an argument as the other side has changed its copy."""
+    """Apply the other side's changes of an argument to the original."""
     if isinstance(own, list) and isinstance(new, list):
         mine, theirs = own, new
         if len(mine) == len(theirs):

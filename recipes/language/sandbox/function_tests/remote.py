@@ -1,4 +1,4 @@
-"""Objects of the other process, as the tests and the program hold them."""
+"""Proxies for objects of the other process."""
 
 # Values of programs have no types here.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
@@ -25,11 +25,11 @@ ARITHMETIC: Final = (
 
 
 class Remote:
-    """An object of the other process.
+    """A proxy for an object of the other process.
 
     Args:
-        ask: asks that process.
-        number: what it knows the object by.
+        ask: requests an operation of that process.
+        number: the object's number there.
     """
 
     __slots__ = ("_ask", "_number")
@@ -83,7 +83,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _operator_method(name: str) -> Callable[[Remote, object], Any]:
-    """Return a method for an operator. An object must not stand for the number, or the text, that a test expects."""
+    """Return a method for an operator, which refuses a plain operand: an object must not imitate an expected value."""
 
     def method(self: Remote, other: object) -> Any:
         result = asked(self, name, other)

@@ -12,7 +12,7 @@ EMBODIED: Final = (
     *("actor.model.hidden_dim=16", "algorithm.update_epoch=1", "runner.val_check_interval=-1", "runner.max_steps=12"),
 )
 MATH: Final = (
-    *("math_laptop", "actor.model.hidden_dim=32", "actor.model.num_layers=1", "actor.warm_start.steps=2"),
+    *("math/sums-laptop", "actor.model.hidden_dim=32", "actor.model.num_layers=1", "actor.warm_start.steps=2"),
     *("data.rollout_batch_size=4", "data.val_size=4", "algorithm.group_size=4", "runner.save_format=dcp"),
     *("runner.val_check_interval=-1", "runner.max_steps=12", "actor.optim.lr_warmup_steps=0"),
 )
@@ -89,7 +89,7 @@ CAUSES: Final[dict[str, PlantedCause]] = {
         *("staleness-at-bound", "the most that `runner.max_staleness` allows"),
     ),
     "weights stay behind": PlantedCause(
-        _reward("by_length", "actor.optim.lr=0.01"), "engine-has-other-weights", "do not arrive", worker="deaf"
+        _reward("by_length", "actor.optim.lr=0.01"), "engine-has-other-weights", "the same weights", worker="deaf"
     ),
     "fingerprint differs": PlantedCause(
         _reward("by_length"), "weights-not-arrived", "did not arrive", worker="honestly deaf"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from recipes.embodied import EnvSettings, EnvSpec, Starts, Transition, VectorEnv
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Start
-from tests.unit.recipes.embodied.envs.faults.poisoned_simulator import PoisonedSimulation
+from tests.unit.recipes.embodied.envs.fake_simulators import PoisonedSimulation
 
 if TYPE_CHECKING:
     from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings

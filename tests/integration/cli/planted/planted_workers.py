@@ -5,15 +5,20 @@ python -m tests.integration.cli.planted.planted_workers PLANT ARGUMENTS...    as
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import Any, Final
 
 from recipes.language.loop.protocols import GenerationGroup
+from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.worker.worker_reference import WorkerReference
 
 # The version of the weights from which on an engine takes no others.
 _LAST: Final = 3
+# The place of the problem in the order of training: in the batch of step 2.
+DEADLY: Final = 8
 
 
 class DeafRollout(LanguageRolloutWorker):
@@ -51,10 +56,26 @@ def deafen(worker: Any, *, honest: bool) -> None:
     engine.load_weights = loaded
 
 
+class DyingRolloutWorker(LanguageRolloutWorker):
+    """Answers all prompts but one, of which it dies, as of one that an engine cannot bear."""
+
+    def init_worker(self, layout: Any) -> None:
+        super().init_worker(layout)
+        answering: Any = self._answering
+        submit = answering._submit
+
+        def submitted(prompt: Prompt) -> None:
+            if prompt.trains and prompt.position == DEADLY and not prompt.set_aside:
+                os.kill(os.getpid(), signal.SIGKILL)
+            submit(prompt)
+
+        answering._submit = submitted
+
+
 PLANTS: Final = {
     "deaf": f"{__name__}:DeafRollout",
     "honestly deaf": f"{__name__}:HonestlyDeafRollout",
-    "dies of a prompt": "tests.integration.recipes.agent.deadly_prompt:DyingRolloutWorker",
+    "dies of a prompt": f"{__name__}:DyingRolloutWorker",
 }
 
 

@@ -1,6 +1,6 @@
-"""Code planted in runs of several recipes, and beside their files, and commands that start Ray: nothing of it runs.
+"""Code planted in files of runs of several recipes, beside them, and in every file of a checkpoint: nothing of it runs.
 
-`test_planted_payloads.py` has every command over every file of a checkpoint of PPO.
+Commands without Ray are tried in tests/unit/cli/codes/test_planted.py, with every kind of payload in every file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from recipes.training.state.shard_files import shard_name
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.payloads import PAYLOADS, plant, plant_neighbours
 
@@ -31,7 +33,7 @@ JOBS = {
         *("algorithm.learning_starts=10", "algorithm.random_steps=10", "algorithm.replay.capacity=200"),
     ),
     "math": (
-        *("math_laptop", "actor.model.hidden_dim=32", "actor.model.num_layers=1", "actor.warm_start.steps=2"),
+        *("math/sums-laptop", "actor.model.hidden_dim=32", "actor.model.num_layers=1", "actor.warm_start.steps=2"),
         *("data.rollout_batch_size=4", "data.val_size=4", "algorithm.group_size=2", "runner.save_format=dcp"),
     ),
 }
@@ -107,3 +109,43 @@ def test_no_command_imports_modules_of_a_run(trained: tuple[str, Path], use: str
     done = rlinf(next(words), *job, *words, cwd=run / place)
     assert not marker.exists()
     assert done.returncode == 0, done.stderr
+
+
+# A step of a run, and then a start of Ray for every file, payload and command.
+# Every file of a checkpoint, with the payloads that one of its readers could run.
+FILES: Final = {
+    f"actor/{shard_name(1)}": ("pickle", "archive"),
+    "env/0.npz": ("pickle", "numbers"),
+    "manifest.json": ("pickle",),
+    "policy.json": ("pickle",),
+}
+TRAIN: Final = ("train", *JOBS["embodied"])
+COMMANDS: Final = {
+    "eval": ("eval", "{run}", "-o", "{out}"),
+    "play": ("eval", "--play", "{run}", "-o", "{out}"),
+    "resume": (*TRAIN, *LONGER, f"runner.resume_dir={{run}}/{STEP}"),
+    "load": (*TRAIN, *SHORT, f"actor.checkpoint_load_path={{run}}/{STEP}"),
+}
+
+
+@pytest.mark.parametrize("trained", ["embodied"], indirect=True)
+def test_the_files_are_those_of_a_checkpoint(trained: tuple[str, Path]) -> None:
+    step = trained[1] / STEP
+    assert {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()} == set(FILES)
+
+
+@pytest.mark.parametrize("trained", ["embodied"], indirect=True)
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in FILES.items() for kind in kinds])
+def test_no_command_runs_what_is_in_a_checkpoint(
+    trained: tuple[str, Path], tmp_path: Path, name: str, kind: str, command: str
+) -> None:
+    _, original = trained
+    marker, run = tmp_path / "marker", tmp_path / "runs" / original.name
+    shutil.copytree(original, run)
+    plant(run, f"{STEP}/{name}", PAYLOADS[kind](marker))
+    ended = rlinf(*(word.format(run=run, out=tmp_path / "out") for word in COMMANDS[command]), cwd=tmp_path)
+    assert not marker.exists()
+    assert "Traceback" not in ended.stderr
+    if name.startswith("actor/"):
+        assert ended.returncode != 0

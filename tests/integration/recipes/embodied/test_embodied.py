@@ -6,14 +6,31 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from ruamel import yaml
 
-from rlinf_core.runners.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepFinished
-from tests.integration.recipes.conftest import SMALL, SPANNING, Run, Train, read_weights
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.runners.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    PhaseStarted,
+    RunFinished,
+    RunRestarted,
+    RunStarted,
+    StepFinished,
+    WorkersRelaunched,
+)
+from rlinf_core.runners.runner import Runner
+from rlinf_core.runners.storage.evidence import read_bundles
+from tests.integration.recipes.conftest import SMALL, SPANNING, Killer, Run, Train
+from tests.kernel import KEEPS_ENDS
+
+pytestmark = pytest.mark.timeout(600)
 
 NAMES = {
     "env/return",
@@ -50,12 +67,6 @@ def learned(run: Run) -> list[dict[str, float]]:
     ]
 
 
-def same_weights(one: Run, other: Run) -> bool:
-    mine, theirs = one.weights(), other.weights()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-@pytest.mark.timeout(600)
 def test_a_run_tells_and_keeps_what_it_promises(spanning: Run) -> None:
     run = spanning
     started, finished = run.of(RunStarted)[0], run.of(RunFinished)[0]
@@ -73,52 +84,45 @@ def test_a_run_tells_and_keeps_what_it_promises(spanning: Run) -> None:
     assert {(record.metrics["rollout/staleness"]) for record in run.metrics} == {0}
 
 
-@pytest.mark.timeout(600)
+# Of gymnasium; the run is cut in the middle of episodes, which the second half continues.
+CART_POLE = (
+    *("env.train.env_type=gymnasium", "env.train.task=CartPole-v1", "env.train.max_episode_steps=null"),
+    "env.train.rollout_epoch=2",
+)
+
+
+def is_cut_in_an_episode(run: Run) -> bool:
+    return max(record.metrics.get("env/episode_len", 0) for record in run.metrics) > 10
+
+
 @pytest.mark.nightly
-def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> None:
-    whole = train("runner.max_steps=4", "runner.logger.experiment_name=whole")
-    half = train("runner.max_steps=2", "runner.logger.experiment_name=halves")
-    rest = train("runner.max_steps=4", "runner.logger.experiment_name=halves", "runner.resume_dir=auto")
+@pytest.mark.parametrize(
+    ("overrides", "middle", "last"), [((), 2, 4), (CART_POLE, 4, 6)], ids=["once", "across passes"]
+)
+def test_a_run_repeats_itself_and_its_halves_make_the_whole(
+    train: Train, overrides: tuple[str, ...], middle: int, last: int
+) -> None:
+    halves = (*overrides, "runner.logger.experiment_name=halves")
+    whole = train(*overrides, f"runner.max_steps={last}", "runner.logger.experiment_name=whole")
+    half = train(*halves, f"runner.max_steps={middle}")
+    rest = train(*halves, f"runner.max_steps={last}", "runner.resume_dir=auto")
     assert rest.folder.path == half.folder.path
-    assert rest.of(RunStarted)[0].first_step == 3
-    assert same_weights(whole, rest)
+    assert rest.of(RunStarted)[0].first_step == middle + 1
+    assert rest.ends_like(whole)
     assert learned(rest) == learned(whole)
+    assert is_cut_in_an_episode(whole) == bool(overrides)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_run_resumed_within_episodes_equals_the_whole_run(train: Train, spanning: Run) -> None:
     (middle,) = [item.path for item in spanning.folder.checkpoints.complete() if item.step == 3]
     rest = train(*SPANNING, "runner.max_steps=5", f"runner.resume_dir={middle}")
     assert rest.of(RunStarted)[0].first_step == 4
-    assert same_weights(spanning, rest)
+    assert rest.ends_like(spanning)
     assert learned(rest)[-2:] == learned(spanning)[-2:]
-    lengths = [record.metrics["env/episode_len"] for record in spanning.metrics if "env/episode_len" in record.metrics]
-    assert max(lengths) > 10, "no episode was longer than a pass"
+    assert is_cut_in_an_episode(spanning)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.nightly
-def test_resumed_run_equals_the_whole_across_passes(train: Train) -> None:
-    """The run is cut in the middle of episodes, which the second half continues."""
-    overrides = (
-        "env.train.env_type=gymnasium",
-        "env.train.task=CartPole-v1",
-        "env.train.max_episode_steps=null",
-        "env.train.rollout_epoch=2",
-    )
-    whole = train(*overrides, "runner.max_steps=6", "runner.logger.experiment_name=whole")
-    half = train(*overrides, "runner.max_steps=4", "runner.logger.experiment_name=halves")
-    rest = train(*overrides, "runner.max_steps=6", "runner.logger.experiment_name=halves", "runner.resume_dir=auto")
-    assert rest.folder.path == half.folder.path
-    assert rest.of(RunStarted)[0].first_step == 5
-    assert same_weights(whole, rest)
-    assert learned(rest) == learned(whole)
-    lengths = [record.metrics["env/episode_len"] for record in whole.metrics if "env/episode_len" in record.metrics]
-    assert max(lengths) > 10, "no episode was longer than a pass"
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -155,9 +159,8 @@ def test_resumed_run_equals_the_whole_across_passes(train: Train) -> None:
             (
                 "actor.model.model_type=flow_policy",
                 "actor.model.num_action_chunks=2",
-                "actor.model.options={action_horizon: 4}",
+                "actor.model.options={action_horizon: 4, ensemble: true}",
                 "algorithm.logprob_type=token_level",
-                "env.eval.inference.chunking=ensemble",
                 "runner.val_check_interval=1",
                 "runner.max_steps=2",
             ),
@@ -177,14 +180,12 @@ def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     assert metrics[-1].metrics["train/actor/grad_norm"] > 0
 
 
-@pytest.mark.timeout(600)
 def test_rollouts_run_ahead_by_as_many_versions_as_allowed(train: Train) -> None:
     run = train("runner.max_staleness=2", "runner.max_steps=4", "runner.val_check_interval=2")
     assert [record.metrics["rollout/staleness"] for record in run.metrics] == [0, 1, 2, 2]
     assert [item.step for item in run.of(Evaluated)] == [0, 2, 4]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_evaluating_alone_trains_nothing(train: Train) -> None:
     trained = train("runner.max_steps=1", "runner.logger.experiment_name=one", "runner.val_check_interval=1")
@@ -202,7 +203,7 @@ def greedy_success(run: Run) -> float:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("shipped", "steps"),
-    [("laptop", 12), pytest.param("laptop_grpo", 20, marks=pytest.mark.nightly)],
+    [("embodied/pick-laptop", 12), pytest.param("embodied/pick-grpo-laptop", 20, marks=pytest.mark.nightly)],
     ids=["ppo", "grpo"],
 )
 def test_reaching_is_learned_in_seconds(train: Train, shipped: str, steps: int) -> None:
@@ -224,7 +225,7 @@ def shipped_run(train: Train, shipped: str, seed: int) -> Run:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_ppo_learns_to_pick(train: Train, seed: int) -> None:
-    assert greedy_success(shipped_run(train, "laptop", seed)) >= 0.9
+    assert greedy_success(shipped_run(train, "embodied/pick-laptop", seed)) >= 0.9
 
 
 @pytest.mark.nightly
@@ -235,7 +236,7 @@ def test_grpo_learns_to_pick(train: Train, seed: int) -> None:
 
     Close to perfect, a step learns from one failure or two, and nothing else says where the greedy action should be.
     """
-    run = shipped_run(train, "laptop_grpo", seed)
+    run = shipped_run(train, "embodied/pick-grpo-laptop", seed)
     sampled = [record.metrics["env/success_at_end"] for record in run.metrics[-10:]]
     assert sum(sampled) / len(sampled) >= 0.9
     assert max(item.metrics["eval/success_at_end"] for item in run.of(Evaluated)) >= 0.9
@@ -244,7 +245,12 @@ def test_grpo_learns_to_pick(train: Train, seed: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_picking_is_learned_from_samples_of_older_weights(train: Train) -> None:
-    run = train("runner.max_staleness=1", "env.eval.total_num_envs=256", "runner.save_interval=-1", shipped="laptop")
+    run = train(
+        "runner.max_staleness=1",
+        "env.eval.total_num_envs=256",
+        "runner.save_interval=-1",
+        shipped="embodied/pick-laptop",
+    )
     assert greedy_success(run) >= 0.9
     assert [record.metrics["rollout/staleness"] for record in run.metrics] == [0.0, *[1.0] * (len(run.metrics) - 1)]
 
@@ -267,9 +273,8 @@ def same_but_rounding(one: Run, other: Run) -> None:
         torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5, msg=name)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
-@pytest.mark.parametrize("strategy", ["full_shard", pytest.param("no_shard", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("strategy", ["full_shard", "no_shard"])
 def test_two_actors_learn_what_one_learns(train: Train, strategy: str) -> None:
     one = train(*WHOLE)
     two = train(*WHOLE, *place(actor=2, rollout=1, env=1), f"actor.fsdp_config.sharding_strategy={strategy}")
@@ -279,7 +284,6 @@ def test_two_actors_learn_what_one_learns(train: Train, strategy: str) -> None:
     same_but_rounding(one, two)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_several_of_each_kind(train: Train) -> None:
     run = train(*place(actor=2, rollout=2, env=2), "rollout.pipeline_stage_num=2", "runner.val_check_interval=3")
@@ -287,7 +291,6 @@ def test_several_of_each_kind(train: Train) -> None:
     assert "eval/return" in run.metrics[-1].metrics
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_actors_share_the_steps_of_one_environment(train: Train) -> None:
     alone = ("env.train.total_num_envs=1", "actor.global_batch_size=10")
@@ -298,7 +301,6 @@ def test_actors_share_the_steps_of_one_environment(train: Train) -> None:
     same_but_rounding(one, two)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_documented_file_trains_without_its_gpus(train: Train) -> None:
     page = (Path(__file__).parents[4] / "docs" / "config.md").read_text(encoding="utf-8")
@@ -318,7 +320,7 @@ from recipes.embodied.program import program
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import RunFolder
 
-job = load_job("laptop", sys.argv[1:], environ={})
+job = load_job("embodied/pick-laptop", sys.argv[1:], environ={})
 job.raise_if_bad()
 folder = RunFolder.create(job.config.runner, "embodied")
 print("folder", folder.path, flush=True)
@@ -356,5 +358,112 @@ def test_killed_and_continued(train: Train, tmp_path: Path, moment: str, episode
     assert again.returncode == 0
     assert "RunFinished" in output
     folder = Path(output.splitlines()[0].removeprefix("folder "))
-    mine, theirs = whole.weights(), read_weights(folder / "checkpoints" / "global_step_4")
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert whole.ends_like(folder / "checkpoints" / "global_step_4")
+
+
+def check_is_alike(run: Run, undisturbed: Run) -> None:
+    """The weights after step 3 are those of the run that nothing happened to, and each step was finished once."""
+    assert [item.step for item in run.of(StepFinished)] == [1, 2, 3]
+    check_ends_alike(run, undisturbed)
+
+
+def check_ends_alike(run: Run, undisturbed: Run) -> None:
+    """The weights after step 3 are those of the run that nothing happened to, whatever was done again."""
+    assert [record.step for record in run.metrics] == [1, 2, 3]
+    (there,) = [item.path for item in undisturbed.folder.checkpoints.complete() if item.step == 3]
+    assert run.ends_like(there)
+
+
+@pytest.mark.parametrize("component", ["env", pytest.param("rollout", marks=pytest.mark.nightly)])
+def test_a_killed_worker_alone_is_started_again(train: Train, spanning: Run, component: str) -> None:
+    """Episodes span passes, so that those of the environments that die with it have to be continued."""
+    run = train(*SPANNING, "runner.save_interval=3", during=Killer(component, 3, "generate_rollouts"))
+    assert not run.of(RunRestarted)
+    (again,) = run.of(WorkersRelaunched)
+    assert (again.step, again.restart, again.max_restarts) == (2, 1, 3)
+    assert again.repeated == "the rollout of step 3"
+    assert "Group:0` on node 0 (127.0.0.1) died" in again.reason
+    (bundle,), faults = read_bundles(run.folder.path)
+    assert (bundle.content.failures[0].died, faults) == (True, [])
+    assert again.details[-1] == f"evidence: evidence/{bundle.path.name}"
+    recent = (bundle.path / "recent.txt").read_text()
+    assert "== driver\n" in recent
+    assert "method `" in recent
+    check_is_alike(run, spanning)
+
+
+@pytest.mark.nightly
+def test_a_killed_actor_costs_a_restart_and_changes_nothing(train: Train, spanning: Run) -> None:
+    run = train(*SPANNING, "runner.save_interval=1", during=Killer("actor", 3, "generate_rollouts"))
+    (restart,) = run.of(RunRestarted)
+    assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
+    assert "ActorGroup:0" in restart.reason
+    assert "died" in restart.reason
+    (bundle,), faults = read_bundles(run.folder.path)
+    first = bundle.content.failures[0]
+    # The group stands for the component, which only `rlinf train` names.
+    assert (first.name, first.component, first.died, faults) == ("ActorGroup:0", "ActorGroup", True, [])
+    # Nothing is said of memory, and of the signal nothing where the kernel does not keep it.
+    assert (first.signal, first.out_of_memory) == ("SIGKILL" if KEEPS_ENDS else None, None)
+    assert restart.details[-1] == f"evidence: evidence/{bundle.path.name}"
+    names = {str(path.relative_to(bundle.path)) for path in bundle.path.rglob("*") if path.is_file()}
+    assert {"waits.json", "stacks.txt", "memory.json", "versions.json", "config.yaml", "in_flight.json"} <= names
+    assert any(name.startswith("ray/") for name in names)
+    assert len(run.of(RunStarted)) == 1
+    check_is_alike(run, spanning)
+
+
+@pytest.mark.nightly
+def test_killed_actor_goes_back_to_the_snapshot(train: Train, spanning: Run) -> None:
+    snapshots = ("runner.save_interval=3", "runner.snapshot_interval=0.01s")
+    run = train(*SPANNING, *snapshots, during=Killer("actor", 3, "generate_rollouts"))
+    (restart,) = run.of(RunRestarted)
+    assert restart.step in [saved.step for saved in run.of(CheckpointSaved) if saved.snapshot]
+    assert [saved.step for saved in run.of(CheckpointSaved) if not saved.snapshot] == [3]
+    assert [checkpoint.step for checkpoint in run.folder.checkpoints.complete()] == [3]
+    check_ends_alike(run, spanning)
+
+
+@pytest.mark.nightly
+def test_without_a_checkpoint_it_begins_again(train: Train) -> None:
+    whole = train()
+    run = train("runner.save_interval=-1", "runner.save_interval=3", during=Killer("actor", 2, "actor_training"))
+    (restart,) = run.of(RunRestarted)
+    assert restart.step == 0
+    assert [record.step for record in run.metrics] == [1, 2, 3]
+    assert run.ends_like(whole)
+
+
+class MidStep(Killer):
+    """Kills a worker so many seconds after a rollout of every step has begun."""
+
+    def __init__(self, component: str, seconds: float) -> None:
+        super().__init__(component, 0, "generate_rollouts", times=3)
+        self.seconds = seconds
+
+    def __call__(self, event: Event, runner: Runner | None) -> None:
+        if isinstance(event, PhaseStarted) and event.step > self.step and event.phase == self.phase:
+            self.step = event.step
+            threading.Timer(self.seconds, super().__call__, (event, runner)).start()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [0.003, 0.01, 0.03, 0.1])
+@pytest.mark.parametrize("component", ["env", "rollout"])
+def test_whenever_a_worker_dies_nothing_changes(train: Train, spanning: Run, component: str, seconds: float) -> None:
+    """Two of each, so that some are in the midst of what they do when a peer dies."""
+    two = "{node_group: node, placement: '0:0-1'}"
+    ranks = [f"cluster.component_placement.{name}={two}" for name in ("env", "rollout")]
+    overrides = (*SPANNING, "~cluster.component_placement", "cluster.component_placement.actor={placement: 0}", *ranks)
+    whole = train(*overrides, "runner.save_interval=3")
+    run = train(*overrides, "runner.save_interval=3", during=MidStep(component, seconds))
+    assert not run.of(RunRestarted)
+    assert run.of(WorkersRelaunched)
+    assert [record.step for record in run.metrics] == [1, 2, 3]
+    assert run.ends_like(whole)
+
+
+@pytest.mark.nightly
+def test_there_is_an_end_of_restarts(train: Train) -> None:
+    with pytest.raises(WorkerGroupError, match="died"):
+        train("runner.max_restarts=1", during=Killer("actor", 1, "generate_rollouts", times=2))

@@ -155,14 +155,6 @@ def check_folder(kind: str, folder: Path) -> None:
     loaded: Any = make_model(config_of(kind, model_path=str(folder)), spec)
     acted = loaded.to_env(loaded.act(loaded.prepare(seen), greedy=True).actions)
     assert np.array_equal(acted, ours), kind
-    # The same folder as somebody publishes it: without what was written for this program.
-    for name in ("policy.json", "normalization.json"):
-        (folder / name).unlink()
-    if kind == "act":
-        theirs.save_pretrained(folder)  # without deviations and values, which lerobot does not know
-    published: Any = make_model(config_of(kind, model_path=str(folder), options={"config": {}}), spec)
-    acted = published.to_env(published.act(published.prepare(seen), greedy=True).actions)
-    assert np.abs(acted - ours).max() < 1e-5, (kind, np.abs(acted - ours).max())
     print(kind, "chunk", float(np.abs(ours - chunk).max()), "loss", abs(losses[0] - losses[1]))
 
 
@@ -214,21 +206,13 @@ def check_windows(folder: Path) -> None:
     print("windows", len(ours))
 
 
-def check_refusals(folder: Path) -> None:
+def check_refusals() -> None:
     for kind, message, model in (
         ("act", "dim_modle", {"options": {"config": {"dim_modle": 3}}}),
         ("act", "temporal_ensemble_coeff", {"options": {"config": TEMPORAL}, "num_action_chunks": 1}),
         ("act", "n_action_steps|chunk size|upper bound", {"num_action_chunks": 9}),
     ):
         check_refused(message, config_of(kind, **model), spec_of(kind))
-    published = config_of("act", model_path=str(folder), options={"config": {}})
-    cameras = spec_of("act").cameras
-    check_refused("no camera", published, EnvSpec(STATES, ACTIONS))
-    check_refused("numbers per action", published, EnvSpec(STATES, 3, cameras=cameras))
-    check_refused("64x64", published, EnvSpec(STATES, ACTIONS, cameras={"main": (32, 32, 3)}))
-    for file in folder.glob("policy_preprocessor_step_*"):
-        file.unlink()
-    check_refused("no statistics", published, spec_of("act"))
 
 
 def check_refused(message: str, model: EmbodiedModelConfig, spec: EnvSpec) -> None:
@@ -240,8 +224,14 @@ if __name__ == "__main__":
     made = Path(sys.argv[1])
     for name in SIZES:
         check_folder(name, made / name)
+        print("held", name)
     check_density()
+    print("held density")
     check_ensemble()
+    print("held ensemble")
     check_steering(made / "steered")
+    print("held steering")
     check_windows(made / "set")
-    check_refusals(made / "act")
+    print("held windows")
+    check_refusals()
+    print("held refusals")

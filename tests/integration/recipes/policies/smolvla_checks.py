@@ -1,4 +1,4 @@
-"""A program for an interpreter with lerobot: SmolVLA acts as lerobot's own does, and comes back from folders.
+"""A program for an interpreter with lerobot: SmolVLA acts, learns, and comes back from folders, lerobot's among them.
 
 python smolvla_checks.py FOLDER
 """
@@ -39,27 +39,8 @@ def config(**model: Any) -> EmbodiedModelConfig:
     return policy_model({"model_type": "smolvla", "hidden_dim": 64, "num_action_chunks": CHUNK, **model})
 
 
-def sampled(policy: Any, inputs: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:
-    """Return what lerobot makes of the same inputs, from the noise 0."""
-    policy.base.config.num_steps = STEPS
-    images = inputs["images.main"].permute(0, 3, 1, 2) / 255 * 2 - 1
-    sample_actions = policy.base.sample_actions(
-        [images],
-        [torch.ones(N, dtype=torch.bool)],
-        inputs["prompt.tokens"],
-        inputs["prompt.mask"],
-        inputs["states"],
-        noise=torch.zeros(N, CHUNK, ACTIONS),
-    )
-    return sample_actions.detach().numpy()
-
-
 def check_acting() -> None:
-    policy = make()
-    inputs = policy.prepare(SEEN)
-    np.testing.assert_allclose(
-        policy.to_env(policy.act(inputs, greedy=True).actions), sampled(policy, inputs), atol=1e-4
-    )
+    inputs = make().prepare(SEEN)
     for dtype in (torch.float32, torch.bfloat16):
         policy = make().to(dtype)
         output = policy.act(inputs)
@@ -160,5 +141,8 @@ def refuse(said: str, **model: Any) -> None:
 
 if __name__ == "__main__":
     check_acting()
+    print("held acting")
     check_training()
+    print("held training")
     check_folders(Path(sys.argv[1]))
+    print("held folders")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.rlinf_command import last_metrics, rlinf
+from tests.rlinf_command import last_metrics, output_of, rlinf
 
 PYTHON = os.environ.get("RLINF_TEST_LEROBOT", "")
 ROOT = Path(__file__).parents[4]
@@ -34,10 +33,13 @@ def rows_of_docs() -> dict[str, list[str]]:
 
 
 def run(python: str, program: str, *arguments: str) -> str:
-    command = [python, str(PROGRAMS / program), *arguments]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return output_of(python, PROGRAMS / program, *arguments, env=ENVIRONMENT)
+
+
+def held(python: str, program: str, folder: Path, environment: dict[str, str]) -> list[str]:
+    """Return the checks of a program that held; it asserts them itself, and a failed one fails here with its words."""
+    printed = output_of(python, Path(__file__).with_name(program), folder, env=environment)
+    return [line.removeprefix("held ") for line in printed.splitlines() if line.startswith("held ")]
 
 
 def test_the_docs_have_a_row_for_each_policy_held() -> None:
@@ -82,16 +84,17 @@ with_lerobot = partial(rlinf, python=PYTHON, env=ENVIRONMENT)
 @pytest.mark.skipif(not PYTHON, reason="RLINF_TEST_LEROBOT names no interpreter with lerobot")
 @pytest.mark.timeout(900)
 def test_folder_chunk_and_loss_equal_lerobots_own(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("lerobot_checks.py")
-    done = subprocess.run([PYTHON, str(program), str(tmp_path)], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    checks = held(PYTHON, "lerobot_checks.py", tmp_path, ENVIRONMENT)
+    assert checks == ["act", "diffusion", "vqbet", "density", "ensemble", "steering", "windows", "refusals"]
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not PYTHON, reason="RLINF_TEST_LEROBOT names no interpreter with lerobot")
 @pytest.mark.timeout(900)
 def test_jobs_learn_from_demonstrations_and_rewards(tmp_path: Path) -> None:
-    with_lerobot(tmp_path, "record", "franka_pick", "-o", "demonstrations", "-n", "4", "env.train.task=reach")
+    with_lerobot(
+        tmp_path, "record", "embodied/franka-pick-laptop", "-o", "demonstrations", "-n", "4", "env.train.task=reach"
+    )
     for recipe, kind, config in (("sft", "diffusion", DIFFUSION), ("embodied", "act", ACT)):
         folder = tmp_path / f"{recipe}_{kind}"
         folder.mkdir()
@@ -104,7 +107,6 @@ def test_jobs_learn_from_demonstrations_and_rewards(tmp_path: Path) -> None:
 
 
 LEROBOT_PYTHON = os.environ.get("RLINF_TEST_SMOLVLA", "")
-PROGRAM = Path(__file__).with_name("smolvla_checks.py")
 LEROBOT_ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 SMOLVLA_JOB = """
 recipe: embodied
@@ -133,10 +135,8 @@ runner: {{max_steps: 2, val_check_interval: 2, save_interval: 2}}
 @pytest.mark.skipif(not LEROBOT_PYTHON, reason="RLINF_TEST_SMOLVLA names no interpreter with lerobot")
 @pytest.mark.timeout(600)
 def test_it_acts_learns_and_is_loaded(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [LEROBOT_PYTHON, str(PROGRAM), str(tmp_path)], env=LEROBOT_ENVIRONMENT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    checks = held(LEROBOT_PYTHON, "smolvla_checks.py", tmp_path, LEROBOT_ENVIRONMENT)
+    assert checks == ["acting", "training", "folders"]
 
 
 @pytest.mark.nightly
@@ -145,7 +145,7 @@ def test_it_acts_learns_and_is_loaded(tmp_path: Path) -> None:
 def test_a_job_learns_from_demonstrations_and_rewards(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(SMOLVLA_JOB.format(python=LEROBOT_PYTHON, data=tmp_path / "demonstrations"))
-    rlinf(tmp_path, "record", "franka_vision_ppo", "-o", "demonstrations", "-n", "8", env=LEROBOT_ENVIRONMENT)
+    rlinf(tmp_path, "record", "embodied/franka-vla-laptop", "-o", "demonstrations", "-n", "8", env=LEROBOT_ENVIRONMENT)
     rlinf(tmp_path, "train", str(job), env=LEROBOT_ENVIRONMENT)
     last = last_metrics(tmp_path)
     assert last["step"] == 2

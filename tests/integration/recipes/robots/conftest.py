@@ -16,9 +16,18 @@ StartArm = Callable[..., tuple[Franka, subprocess.Popen[str]]]
 
 
 @pytest.fixture
-def start_arm() -> Iterator[StartArm]:
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Controllers that a test has started; they end with it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def start_arm(started: list[subprocess.Popen[str]]) -> StartArm:
     """Starts the controller of an arm: what the configuration would say of it, and its process."""
-    started: list[subprocess.Popen[str]] = []
 
     def start(host: str = "127.0.0.1", speed: float = 1.0, port: int = 0) -> tuple[Franka, subprocess.Popen[str]]:
         command = [sys.executable, "-m", "recipes.embodied.robots.controller.simulated_controller", "--host", host]
@@ -28,13 +37,9 @@ def start_arm() -> Iterator[StartArm]:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
         assert line.startswith("listening on "), (line, process.communicate())
-        taken = int(line.rpartition(":")[2])
-        return Franka(node_rank=0, robot_ip=host, robot_port=taken), process
+        return Franka(node_rank=0, robot_ip=host, robot_port=int(line.rpartition(":")[2])), process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start
 
 
 @pytest.fixture
@@ -52,16 +57,12 @@ def server(patient: bool) -> Iterator[Server]:
 
 
 @pytest.fixture
-def control(server: Server) -> Iterator[StartArm]:
+def control(server: Server, started: list[subprocess.Popen[str]]) -> StartArm:
     """Starts our controller of the server's arm: what the configuration would say of it, and its process."""
-    started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> tuple[Franka, subprocess.Popen[str]]:
         arm, process = start_controller(server.address, *options)
         started.append(process)
         return arm, process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    return start

@@ -1,4 +1,4 @@
-"""Faults of a job on a simulated arm with real processes: the arm stands still, and what was recorded is kept."""
+"""Faults of a job on a simulated arm, and within a grab of it: the arm stands still, and what was recorded is kept."""
 
 from __future__ import annotations
 
@@ -19,33 +19,12 @@ import pytest
 from recipes.embodied.replay.segments import Record, read_segments
 from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.hardware.robots.franka import Franka
-from tests.integration.recipes.robots.standing import check_rest, check_stop
+from tests.integration.recipes.robots.grabbed_holder import CHUNK, PERSONS_ACTION, grabbed
+from tests.integration.recipes.robots.standing import check_rest, check_stop, job_of
 from tests.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.ray, pytest.mark.timeout(1500)]
 
-JOB = """
-recipe: embodied
-cluster:
-  num_nodes: 1
-  component_placement:
-    actor,rollout: {{node_group: node, placement: 0}}
-    env: {{node_group: arms, placement: 0}}
-  node_groups:
-    - label: arms
-      node_ranks: 0
-      hardware:
-        type: Franka
-        configs: [{{node_rank: 0, robot_ip: {arm.robot_ip}, robot_port: {arm.robot_port}}}]
-env:
-  train: {{env_type: franka_robot, total_num_envs: 1, max_episode_steps: 20, max_steps_per_rollout_epoch: 20}}
-actor: {{global_batch_size: 16, model: {{model_type: squashed_policy, hidden_dim: 16}}}}
-algorithm:
-  loss_type: sac
-  learning_starts: 20
-  replay: {{capacity: 1000, recording_path: "{recording}"}}
-runner: {{max_steps: {steps}, max_restarts: 0, logger: {{log_path: runs}}}}
-"""
 REPOSITORY = Path(__file__).parents[4]
 ENDS = 400.0  # seconds within which a job gets somewhere: a limit for one that hangs
 
@@ -56,7 +35,16 @@ class RunningJob:
     def __init__(self, folder: Path, arm: Franka, recording: Path, steps: int = 100) -> None:
         folder.mkdir()
         self.folder, self.recording = folder, recording
-        (folder / "job.yaml").write_text(JOB.format(arm=arm, recording=recording, steps=steps))
+        replay = {"capacity": 1000, "recording_path": str(recording)}
+        episode = {"max_episode_steps": 20, "max_steps_per_rollout_epoch": 20}
+        job = job_of(
+            arm,
+            env={"train": {"env_type": "franka_robot", "total_num_envs": 1, **episode}},
+            actor={"global_batch_size": 16, "model": {"model_type": "squashed_policy", "hidden_dim": 16}},
+            algorithm={"loss_type": "sac", "learning_starts": 20, "replay": replay},
+            runner={"max_steps": steps, "max_restarts": 0, "logger": {"log_path": "runs"}},
+        )
+        (folder / "job.yaml").write_text(job)
         self._errors = (folder / "errors").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rlinf_cli", "train", "job.yaml"],
@@ -234,3 +222,56 @@ def test_a_disk_that_fills_up_loses_nothing(
     assert known
     job.keeps(known)
     assert check_rest(arm) is None
+
+
+SAID = {"unplugged": ("the device was lost", "plug it in again"), "not a number": ("not finite", "fix the source")}
+
+
+def check_recorded(folder: Path, seed: int, messages: int, late: int) -> None:
+    """Check that the chunks before the fault are there, and say tick by tick who moved the arm, and how.
+
+    Args:
+        folder: of the recording.
+        seed: of the person's motions.
+        told: chunks that the holder told of.
+        late: actions that came too late on a busy machine; nothing of them was executed.
+    """
+    chunks = list(read_segments(folder))
+    ticks, last = grabbed(seed)
+    assert len(chunks) == messages == last // CHUNK
+    for chunk, truth in zip(chunks, ticks.reshape(-1, CHUNK), strict=False):
+        assert np.array_equal(chunk["flags"], truth)
+        begun = int(truth.argmax())
+        wanted = np.where(truth[:, None], PERSONS_ACTION, chunk["policy"])
+        wrong = (np.abs(chunk["executed"] - wanted) > 1e-4).any(axis=1) & (truth | (np.arange(CHUNK) < begun))
+        late -= int(wrong.sum())
+        np.testing.assert_allclose(chunk["executed"][wrong], 0, atol=1e-4)
+        # What is left of a chunk when they let go is nobody's: the policy has not seen what they did.
+        np.testing.assert_allclose(chunk["executed"][begun:][~truth[begun:]], 0, atol=1e-4)
+    assert late >= 0
+
+
+@pytest.mark.parametrize("fault", ["killed", "hung", *SAID])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_arm_that_was_grabbed_within_a_chunk_stands(fault: str, seed: int, start_arm: Any, tmp_path: Path) -> None:
+    arm, _ = start_arm()
+    words = ["-m", "tests.integration.recipes.robots.grabbed_holder", arm.robot_ip, str(arm.robot_port)]
+    holder = subprocess.Popen(
+        [sys.executable, *words, str(tmp_path), str(seed), fault],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        # Before that the arm stands because it was just switched on.
+        assert holder.stdout.readline() == "recorded\n", holder.communicate()
+        assert f"process {holder.pid} on" in check_stop(arm)
+    finally:
+        holder.kill()
+    output, said = holder.communicate(timeout=60)
+    check_recorded(tmp_path, seed, 1 + output.count("recorded"), said.count("came too late"))
+    if fault in SAID:
+        assert holder.returncode == 1, said
+        assert all(words in said for words in SAID[fault]), said

@@ -27,32 +27,11 @@ from rlinf_core.job.load import load_job
 from rlinf_core.placement.component import HybridComponentPlacement
 from rlinf_core.worker.worker import Worker
 from tests.every_third import steered
+from tests.integration.recipes.robots.standing import job_of
 from tests.listeners import ALWAYS, compared, names_of_job
 from tests.rlinf_command import OURS, last_metrics, rlinf
 from tests.waiting import until
 
-JOB = """
-recipe: embodied
-cluster:
-  num_nodes: 1
-  component_placement:
-    actor,rollout: {{node_group: node, placement: 0}}
-    env: {{node_group: arms, placement: 0-1}}
-  node_groups:
-    - label: arms
-      node_ranks: 0
-      hardware:
-        type: Franka
-        configs:
-          - {{node_rank: 0, robot_ip: {first.robot_ip}, robot_port: {first.robot_port}}}
-          - {{node_rank: 0, robot_ip: {second.robot_ip}, robot_port: {second.robot_port}}}
-actor:
-  global_batch_size: 40
-  model: {{hidden_dim: 16}}
-env:
-  train: {{env_type: franka_robot, total_num_envs: 2, max_episode_steps: 20, max_steps_per_rollout_epoch: 20}}
-runner: {{max_steps: 5, val_check_interval: 5, max_restarts: 1, logger: {{log_path: runs}}}}
-"""
 TRAIN = """
 from recipes.embodied.program import program
 from rlinf_core.job.load import load_job
@@ -70,6 +49,8 @@ assert job.ok, job.diagnostics
 program(job, RunFolder.create(job.config.runner, "embodied"), tell)
 """
 REPOSITORY = Path(__file__).parents[4]
+EPISODE = {"env_type": "franka_robot", "max_episode_steps": 20, "max_steps_per_rollout_epoch": 20}
+LOGS = {"log_path": "runs"}
 
 
 @pytest.mark.nightly
@@ -77,7 +58,14 @@ REPOSITORY = Path(__file__).parents[4]
 @pytest.mark.timeout(600)
 def test_a_job_goes_on_after_a_worker_with_an_arm_was_killed(start_arm: Any, tmp_path: Path) -> None:
     (first, _), (second, controller) = (start_arm(host=host, speed=50) for host in ("127.0.0.1", "127.0.0.2"))
-    (tmp_path / "job.yaml").write_text(JOB.format(first=first, second=second))
+    job = job_of(
+        first,
+        second,
+        actor={"global_batch_size": 40, "model": {"hidden_dim": 16}},
+        env={"train": {**EPISODE, "total_num_envs": 2}},
+        runner={"max_steps": 5, "val_check_interval": 5, "max_restarts": 1, "logger": LOGS},
+    )
+    (tmp_path / "job.yaml").write_text(job)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with (
         (tmp_path / "errors").open("w+") as errors,
@@ -111,30 +99,6 @@ def test_a_job_goes_on_after_a_worker_with_an_arm_was_killed(start_arm: Any, tmp
     assert "safe stop: the holder's link was lost" in log
 
 
-TWO_ARMS = """
-recipe: embodied
-cluster:
-  num_nodes: 1
-  component_placement:
-    actor,rollout: {{node_group: node, placement: 0}}
-    env: {{node_group: arms, placement: 0-1}}
-  node_groups:
-    - label: arms
-      node_ranks: 0
-      hardware:
-        type: Franka
-        configs:
-          - {{node_rank: 0, robot_ip: {first.robot_ip}, robot_port: {first.robot_port}}}
-          - {{node_rank: 0, robot_ip: $SECOND_ARM, robot_port: {second.robot_port}}}
-      env_configs:
-        - {{node_ranks: 0, env_vars: [{{SECOND_ARM: {second.robot_ip}}}]}}
-actor:
-  global_batch_size: 100
-env:
-  train: {{env_type: franka_robot, task: reach, total_num_envs: 2}}
-"""
-
-
 class ArmWorker(Worker):
     """What an env worker does with its arm."""
 
@@ -158,7 +122,14 @@ class ArmWorker(Worker):
 @pytest.mark.ray
 def test_two_workers_drive_two_arms_and_a_death_stops_one(cluster: Cluster, start_arm: Any) -> None:
     arms = [start_arm(host=host, speed=1000)[0] for host in ("127.0.0.1", "127.0.0.2")]
-    job = load_job("-", stdin=TWO_ARMS.format(first=arms[0], second=arms[1]).encode(), environ={})
+    text = job_of(
+        *arms,
+        addresses=[arms[0].robot_ip, "$SECOND_ARM"],
+        node_group={"env_configs": [{"node_ranks": 0, "env_vars": [{"SECOND_ARM": arms[1].robot_ip}]}]},
+        actor={"global_batch_size": 100},
+        env={"train": {"env_type": "franka_robot", "task": "reach", "total_num_envs": 2}},
+    )
+    job = load_job("-", stdin=text.encode(), environ={})
     assert job.ok, job.diagnostics
     robots = Cluster(cluster_cfg=job.config)
     strategy = HybridComponentPlacement(job.config, robots).get_strategy("env")
@@ -190,34 +161,6 @@ def test_two_workers_drive_two_arms_and_a_death_stops_one(cluster: Cluster, star
         until(lambda: watcher.state().holder is None, "the end of the lease")
 
 
-JOB_WITH_CAMERAS = """
-recipe: embodied
-cluster:
-  num_nodes: 1
-  component_placement:
-    actor,rollout: {{node_group: node, placement: 0}}
-    env: {{node_group: arms, placement: 0}}
-  node_groups:
-    - label: arms
-      node_ranks: 0
-      hardware: {{type: Franka, configs: [{{node_rank: 0, robot_ip: {arm.robot_ip}, robot_port: {arm.robot_port}}}]}}
-data: {{train_data_paths: demonstrations}}
-env:
-  train:
-    env_type: franka_robot
-    total_num_envs: 1
-    max_episode_steps: 10
-    max_steps_per_rollout_epoch: 10
-    intervention: {{source: "pusher:Pusher"}}
-    options:
-      cameras:
-        scene: {{source: scene, view: drawing, width: 32, height: 32}}
-        tape: {{source: file, path: pictures, width: 16, height: 16}}
-  eval: {{rollout_epoch: 1, video_cfg: {{save_video: true}}}}
-actor: {{global_batch_size: 16, model: {{model_type: squashed_policy, hidden_dim: 16}}}}
-algorithm: {{loss_type: sac, learning_starts: 10, replay: {{demonstrations_share: 0.5}}}}
-runner: {{max_steps: 2, val_check_interval: 2, logger: {{log_path: runs}}}}
-"""
 PUSHER = """
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.source_options import PersonOptions
@@ -237,7 +180,24 @@ class Pusher(PersonSource):
 @pytest.mark.timeout(900)
 def test_learning_from_cameras_and_demonstrations(start_arm: Any, tmp_path: Path) -> None:
     arm, _ = start_arm(speed=20)
-    (tmp_path / "job.yaml").write_text(JOB_WITH_CAMERAS.format(arm=arm))
+    cameras = {
+        "scene": {"source": "scene", "view": "drawing", "width": 32, "height": 32},
+        "tape": {"source": "file", "path": "pictures", "width": 16, "height": 16},
+    }
+    sizes = {"total_num_envs": 1, "max_episode_steps": 10, "max_steps_per_rollout_epoch": 10}
+    seen = {"intervention": {"source": "pusher:Pusher"}, "options": {"cameras": cameras}}
+    job = job_of(
+        arm,
+        data={"train_data_paths": "demonstrations"},
+        env={
+            "train": {"env_type": "franka_robot", **sizes, **seen},
+            "eval": {"rollout_epoch": 1, "video_cfg": {"save_video": True}},
+        },
+        actor={"global_batch_size": 16, "model": {"model_type": "squashed_policy", "hidden_dim": 16}},
+        algorithm={"loss_type": "sac", "learning_starts": 10},
+        runner={"max_steps": 2, "val_check_interval": 2, "logger": LOGS},
+    )
+    (tmp_path / "job.yaml").write_text(job)
     (tmp_path / "pusher.py").write_text(PUSHER)
     (tmp_path / "pictures").mkdir()
     for number in range(5):
@@ -255,43 +215,28 @@ def test_learning_from_cameras_and_demonstrations(start_arm: Any, tmp_path: Path
     assert "<video" in (folder / "report.html").read_text(encoding="utf-8")
 
 
-# Both arms get their address from the environment of their node; the person of each intervenes in every third step.
-JOB_OF_A_PERSON = """
-extends: {base}
-cluster:
-  num_nodes: 1
-  component_placement:
-    actor,rollout: {{node_group: node, placement: 0}}
-    env: {{node_group: arms, placement: 0-1}}
-  node_groups:
-    - label: arms
-      node_ranks: 0
-      hardware:
-        type: Franka
-        configs:
-          - {{node_rank: 0, robot_ip: $LEFT_ARM, robot_port: {left.robot_port}}}
-          - {{node_rank: 0, robot_ip: $RIGHT_ARM, robot_port: {right.robot_port}}}
-      env_configs:
-        - {{node_ranks: 0, env_vars: [{{LEFT_ARM: {left.robot_ip}}}, {{RIGHT_ARM: {right.robot_ip}}}]}}
-data: {{train_data_paths: null}}
-env:
-  train:
-    intervention: {{source: "tests.every_third:EveryThird"}}
-    max_episode_steps: 15
-    max_steps_per_rollout_epoch: 15
-actor: {{global_batch_size: 32, model: {{hidden_dim: 32}}}}
-algorithm: {{learning_starts: 60}}
-runner: {{max_steps: 4, val_check_interval: -1, save_interval: 4, logger: {{log_path: runs}}}}
-"""
-
-
 @pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: Path) -> None:
     left, right = (start_arm(host=host, speed=50)[0] for host in ("127.0.0.1", "127.0.0.2"))
-    base = REPOSITORY / "configs" / "franka_hil.yaml"
-    (tmp_path / "job.yaml").write_text(JOB_OF_A_PERSON.format(base=base, left=left, right=right))
+    base = REPOSITORY / "configs" / "embodied" / "franka-hil-2arms.yaml"
+    # Both arms get their address from the environment of their node; each person intervenes in every third step.
+    variables = [{"LEFT_ARM": left.robot_ip}, {"RIGHT_ARM": right.robot_ip}]
+    person = {"intervention": {"source": "tests.every_third:EveryThird"}}
+    job = job_of(
+        left,
+        right,
+        addresses=["$LEFT_ARM", "$RIGHT_ARM"],
+        extends=str(base),
+        node_group={"env_configs": [{"node_ranks": 0, "env_vars": variables}]},
+        data={"train_data_paths": None},
+        env={"train": {**person, "max_episode_steps": 15, "max_steps_per_rollout_epoch": 15}},
+        actor={"global_batch_size": 32, "model": {"hidden_dim": 32}},
+        algorithm={"learning_starts": 60},
+        runner={"max_steps": 4, "val_check_interval": -1, "save_interval": 4, "logger": LOGS},
+    )
+    (tmp_path / "job.yaml").write_text(job)
     rlinf(tmp_path, "train", "job.yaml", env=os.environ | OURS, timeout=250)
     last = last_metrics(tmp_path)["metrics"]
     # Two updates for each step after the first 60, of 120 in all; five of the fifteen steps of a pass are a person's.
@@ -306,34 +251,18 @@ def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: 
     assert np.array_equal(flags, np.tile(truth, (4, 1)))
 
 
-LISTENING_JOB = """
-recipe: embodied
-cluster:
-  num_nodes: 1
-  component_placement:
-    actor,rollout: {{node_group: node, placement: 0}}
-    env: {{node_group: arms, placement: 0}}
-  node_groups:
-    - label: arms
-      node_ranks: 0
-      hardware: {{type: Franka, configs: [{{node_rank: 0, robot_ip: {arm.robot_ip}, robot_port: {arm.robot_port}}}]}}
-actor: {{global_batch_size: 20, model: {{hidden_dim: 16}}}}
-env:
-  train:
-    env_type: franka_robot
-    total_num_envs: 1
-    max_episode_steps: 20
-    max_steps_per_rollout_epoch: 20
-runner: {{val_check_interval: -1, logger: {{log_path: runs}}}}
-"""
-
-
 @pytest.mark.nightly
 @pytest.mark.security
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_job_on_an_arm_with_its_controller(start_arm: Any, tmp_path: Path) -> None:
     arm, controller = start_arm(speed=50)
-    (tmp_path / "job.yaml").write_text(LISTENING_JOB.format(arm=arm))
+    job = job_of(
+        arm,
+        actor={"global_batch_size": 20, "model": {"hidden_dim": 16}},
+        env={"train": {**EPISODE, "total_num_envs": 1}},
+        runner={"val_check_interval": -1, "logger": LOGS},
+    )
+    (tmp_path / "job.yaml").write_text(job)
     assert names_of_job(tmp_path, "job.yaml") >= ALWAYS
     assert compared([controller.pid]) >= {"Simulated arm controller"}

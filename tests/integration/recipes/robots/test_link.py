@@ -27,7 +27,6 @@ from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLeaseError,
     RobotLinkLostError,
-    RobotRefusedError,
     RobotStoppedError,
     RobotUnreachableError,
 )
@@ -205,8 +204,9 @@ def test_what_listens_there_is_something_else(clients: Any) -> None:
 
             thread = threading.Thread(target=reply)
             thread.start()
-            with pytest.raises(RobotUnreachableError, match="of node 3, controller on node 5"):
+            with pytest.raises(RobotUnreachableError, match="of node 3, controller on node 5") as caught:
                 clients(arm, seconds=SOON)
+            assert not answer or "not an rlinf controller" in str(caught.value.why)
             thread.join()
 
 
@@ -256,16 +256,6 @@ def test_hundred_connections_lock_out_nobody(start_arm: Any, clients: Any) -> No
     finally:
         for connection in idle:
             connection.close()
-
-
-def test_too_fast_is_refused(start_arm: Any, clients: Any) -> None:
-    arm, _ = start_arm(speed=1000)
-    client = clients(arm)
-    client.acquire()
-    client.reset(HOME)
-    with pytest.raises(RobotRefusedError, match="cannot move that far"):
-        client.move(np.full(7, 0.5))
-    np.testing.assert_allclose(client.state().joints, HOME)
 
 
 @pytest.mark.parametrize(

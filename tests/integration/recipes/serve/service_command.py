@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.rlinf_command import output_of
 from tests.waiting import until
 
 PYTHON = os.environ.get("RLINF_TEST_TINKER", "")
@@ -48,7 +49,7 @@ def free_port() -> int:
 def service(folder: Path, *overrides: str, port: int = 0) -> Generator[Service]:
     """Serve from a folder as long as the context lasts."""
     port = port or free_port()
-    command = [str(RLINF), "serve", "serve_laptop", f"server.port={port}", *overrides]
+    command = [str(RLINF), "serve", "serve/sums-laptop", f"server.port={port}", *overrides]
     output = folder / "service.log"
     with output.open("w") as file:
         # Beside whatever cluster there is on this machine, whose processes would be none of this one's.
@@ -79,10 +80,7 @@ def client_environment(running: Service, folder: Path) -> dict[str, str]:
     }
 
 
-def run_client(
-    running: Service, arguments: Sequence[str], folder: Path, timeout: float = 280
-) -> subprocess.CompletedProcess[str]:
-    """Run a program in the interpreter of the SDK, offline, in a folder."""
+def run_client(running: Service, arguments: Sequence[str], folder: Path, timeout: float = 280) -> str:
+    """Return what a program prints in the interpreter of the SDK, offline, in a folder."""
     environment = client_environment(running, folder)
-    command = [PYTHON, "-W", "ignore", *arguments]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)
+    return output_of(PYTHON, "-W", "ignore", *arguments, env=environment, cwd=folder, timeout=timeout, errors=True)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 
-from tests.integration.recipes.serve.cookbook_folder import MODEL, write_folder
 from tests.integration.recipes.serve.service_command import PYTHON, Service, run_client, service
+from tests.unit.recipes.agent.conversation.byte_level import write_byte_level
+
+# The cookbook reads its tokenizer from a relative folder of this name, and knows it as one that needs no chat template.
+MODEL = "Qwen/Qwen3-8B-Base"
 
 
 def has_cookbook() -> bool:
@@ -119,6 +123,33 @@ PROGRAMS = {
 }
 
 
+def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def write_folder(folder: Path) -> None:
+    """Write a small model with a tokenizer of bytes, and some rows of each data set."""
+    write_byte_level(folder / "parts")
+    model = folder / MODEL
+    shutil.copytree(folder / "parts/model", model)
+    shutil.copytree(folder / "parts/tokenizer", model, dirs_exist_ok=True)
+    chats = [[("user", f"What is {n} + 1?"), ("assistant", f"It is {n + 1}.")] for n in range(64)]
+    messages = [[{"role": role, "content": text} for role, text in chat] for chat in chats]
+    write(folder / "HuggingFaceH4/no_robots/train.jsonl", ({"messages": chat} for chat in messages))
+    write(folder / "lessons.jsonl", ({"messages": chat} for chat in messages))
+    problems = [{"question": f"Add {n} and {n}.", "answer": f"Twice {n}.\n#### {2 * n}"} for n in range(32)]
+    write(folder / "openai/gsm8k/main/train.jsonl", problems)
+    (folder / "openai/gsm8k/README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train.jsonl\n---\n"
+    )
+    asked = [f"\n\nHuman: Say {n}.\n\nAssistant:" for n in range(64)]
+    pairs = [{"chosen": f"{text} {n}, with pleasure.", "rejected": f"{text} no no no!"} for n, text in enumerate(asked)]
+    for split in ("train", "test"):
+        write(folder / f"Anthropic/hh-rlhf/{split}.jsonl", pairs)
+        write(folder / f"zwhe99/DeepMath-103K/{split}.jsonl", problems)
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
     folder = tmp_path_factory.mktemp("cookbook")
@@ -127,13 +158,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Service]:
         yield started
 
 
-def run_program(running: Service, program: Program, logs: str) -> subprocess.CompletedProcess[str]:
+def run_program(running: Service, program: Program, logs: str) -> str:
     folder = running.folder.parents[1]
     named = [f"model_name={MODEL}", f"log_path={logs}"]
     arguments = ["-m", f"tinker_cookbook.recipes.{program.name}", *program.arguments.split(), *named]
-    done = run_client(running, arguments, folder)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return done
+    return run_client(running, arguments, folder)
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
@@ -148,4 +177,4 @@ def test_cookbook_program_reaches_its_figures(running: Service, program: Program
 def test_cookbook_program_resumes(running: Service, tmp_path: Path) -> None:
     run_program(running, PROGRAMS["sl_loop"], str(tmp_path / "logs"))
     again = run_program(running, PROGRAMS["sl_loop"], str(tmp_path / "logs"))
-    assert "Resuming from batch 4" in again.stdout + again.stderr
+    assert "Resuming from batch 4" in again

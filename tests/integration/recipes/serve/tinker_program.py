@@ -1,6 +1,7 @@
-"""A program of the Tinker SDK; runs in an interpreter with the SDK alone, and prints what it saw as JSON.
+"""Programs of the Tinker SDK; run in an interpreter with the SDK alone, and write what they saw as JSON.
 
-python tinker_program.py FOLDER
+python tinker_program.py FOLDER           what the SDK can do
+python tinker_program.py FOLDER STEPS     so many steps, whatever ends at the server
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tinker import types
 ROWS = [[3 + (7 * row + place) % 12 for place in range(9)] for row in range(7)]
 
 
-def supervised() -> list[types.Datum]:
+def supervised(weight: float = 1.0) -> list[types.Datum]:
     return [
         types.Datum(
             model_input=types.ModelInput.from_ints(row[:-1]),
-            loss_fn_inputs={"target_tokens": row[1:], "weights": [1.0] * 8},
+            loss_fn_inputs={"target_tokens": row[1:], "weights": [weight] * 8},
         )
         for row in ROWS
     ]
@@ -53,7 +54,25 @@ def failure(future: Any) -> str:
     return ""
 
 
-def main(folder: Path) -> dict[str, Any]:
+def go_on(folder: Path, steps: int) -> list[object]:
+    training = tinker.ServiceClient().create_lora_training_client(base_model="rlinf/base", rank=4, seed=3)
+    prompt, params = types.ModelInput.from_ints(ROWS[0][:4]), types.SamplingParams(max_tokens=4, stop=[], seed=5)
+    seen: list[object] = []
+    for number in range(steps):
+        learned = training.forward_backward(supervised(1.0 + number % 3), "cross_entropy")
+        stepped = step(training, 3e-3)
+        row: list[object] = [learned.result().metrics["loss:sum"], stepped.result().metrics["grad_norm"]]
+        if number % 10 == 9:
+            sampler = training.save_weights_and_get_sampling_client()
+            (answer,) = sampler.sample(prompt, num_samples=1, sampling_params=params).result().sequences
+            row += [list(answer.tokens), [float(value) for value in answer.logprobs or ()]]
+        seen.append(row)
+        # The test looks at it to choose its moments.
+        Path(folder, "progress").write_text(str(number + 1))
+    return [*seen, values(training.forward(supervised(), "cross_entropy").result())]
+
+
+def main() -> dict[str, Any]:
     service = tinker.ServiceClient()
     training = service.create_lora_training_client(base_model="rlinf/base", rank=8, seed=3)
     losses: list[float] = []
@@ -103,5 +122,6 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    result = main(Path(sys.argv[1]))
-    Path(sys.argv[1], "seen.json").write_text(json.dumps(result))
+    place, *count = sys.argv[1:]
+    result = go_on(Path(place), int(count[0])) if count else main()
+    Path(place, "seen.json").write_text(json.dumps(result))

@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,37 +281,20 @@ class Holder(Worker):
     def pid(self) -> int:
         return os.getpid()
 
-    def hold(self, how: str) -> None:
-        if how == "stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif how == "zombie":
-            ctypes.CDLL(None).pthread_exit(None)
-        elif how == "locked":
-            # Not at the head of this module, which all workers here import: it brings the recipes.
-            from tests.integration.cli.planted.planted_faults import hold_a_lock
-
-            hold_a_lock()
-        threading.Event().wait()
+    def hold(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("stopped", "is stopped, as by SIGSTOP"),
-        pytest.param("zombie", "is a zombie", marks=pytest.mark.nightly),
-        pytest.param("locked", "holds the interpreter's lock", marks=pytest.mark.nightly),
-        pytest.param("hangs", "runs `hold`", marks=pytest.mark.nightly),
-    ],
-)
-def test_holder_is_named_and_ended(cluster: Cluster, how: str, words: str) -> None:
-    group: WorkerGroup[Any] = Holder.create_group().launch(cluster, name=f"Holder-{how}")
+# By night `test_process_that_holds_a_run_up_is_named` has others: zombies, locks and hangs.
+def test_holder_is_named_and_ended(cluster: Cluster) -> None:
+    group: WorkerGroup[Any] = Holder.create_group().launch(cluster, name="Holder")
     client = current_client()
     assert client is not None
     with group:
-        held = group.hold(how)
+        held = group.hold()
         until(lambda: held_up(client), "a holder", 20)
         (standing,) = held_up(client)
-        assert (standing.name, words in standing.how) == (f"Holder-{how}:0", True), standing.how
+        assert (standing.name, "is stopped, as by SIGSTOP" in standing.how) == ("Holder:0", True), standing.how
         end_worker(group, 0, f"given up: {standing.how}")
         with pytest.raises(WorkerGroupError) as raised:
             held.wait(timeout=30)

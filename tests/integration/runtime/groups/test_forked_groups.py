@@ -301,23 +301,16 @@ def kill(group: WorkerGroup[Peer], rank: int) -> None:
         group.execute_on(rank).who().wait()
 
 
-def test_a_dead_rank_is_started_again_alone(groups: tuple[WorkerGroup[Peer], WorkerGroup[Peer]]) -> None:
+def test_a_dead_rank_is_relaunched_alone_more_than_once(groups: tuple[WorkerGroup[Peer], WorkerGroup[Peer]]) -> None:
     group, _ = groups
     before = group.who().wait()
-    kill(group, 1)
-    group.relaunch(1)
-    after = group.who().wait()
-    assert [number for number, _, _ in after] == [10, 11]
-    assert [rank for _, _, rank in after] == ["0", "1"]
-    assert after[0] == before[0]
-    assert after[1][1] != before[1][1]
-
-
-def test_a_rank_is_relaunched_more_than_once(groups: tuple[WorkerGroup[Peer], WorkerGroup[Peer]]) -> None:
-    group, _ = groups
     for _ in range(2):
         kill(group, 0)
         group.relaunch(0)
+    after = group.who().wait()
+    assert [(number, rank) for number, _, rank in after] == [(10, "0"), (11, "1")]
+    assert after[0][1] != before[0][1]
+    assert after[1] == before[1]
     elsewhere = WorkerGroup.from_group_name(Peer, "relaunched")
     assert elsewhere.who().wait() == group.who().wait()
     # The second death is told of the second life.

@@ -14,7 +14,7 @@ import pytest
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.errors import PayloadError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
+from rlinf_core.errors import PayloadError, PlacementError, UnknownGroupError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup
@@ -57,12 +57,26 @@ def test_a_method_that_is_interrupted_fails_and_its_worker_stays(cluster: Cluste
         assert group.stay().wait(timeout=HANGS) == [0]
 
 
+def _break() -> None:
+    raise OSError("it is broken")
+
+
+class Fragile:
+    """Cannot be rebuilt from its pickle."""
+
+    def __reduce__(self) -> Any:
+        return _break, ()
+
+
 class Giver(Worker):
     def rank(self) -> int:
         return self._rank
 
     def add(self, number: int) -> int:
         return self._rank + number
+
+    def fragile(self) -> Any:
+        return Fragile()
 
     def items(self) -> Iterator[int]:
         yield from range(3)
@@ -102,15 +116,35 @@ def test_a_generator_is_refused_by_its_name(givers: WorkerGroup[Giver], method: 
         assert f"`Giver.{method}` returned a generator, which cannot be sent: return a list" in str(error)
 
 
-def test_what_does_not_pickle_is_not_sent(cluster: Cluster, givers: WorkerGroup[Giver]) -> None:
-    lock = threading.Lock()
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda group: group.add(Fragile()), r"givers:\d: an argument of `add` cannot be rebuilt"),
+        (lambda group: group.fragile(), r"^the result of `fragile` cannot be rebuilt"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_named(givers: WorkerGroup[Giver], call: Any, said: str) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        call(givers).wait(timeout=HANGS)
+    for error in caught.value.exceptions:
+        assert isinstance(error, PayloadError)
+        assert re.match(f"{said}\n  why: OSError: it is broken$", str(error))
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        raise OSError("cannot pickle it")
+
+
+@pytest.mark.parametrize("lock", [threading.Lock(), Stubborn()], ids=["lock", "stubborn"])
+def test_what_does_not_pickle_is_not_sent(cluster: Cluster, givers: WorkerGroup[Giver], lock: Any) -> None:
     for call in (
         lambda: givers.add(lock),
         lambda: givers.add(number=[lock]),
         lambda: givers.add.scatter([1, lock]),
         lambda: Giver.create_group(lock).launch(cluster),
     ):
-        with pytest.raises(PayloadError, match="it cannot be pickled: TypeError: cannot pickle") as caught:
+        with pytest.raises(PayloadError, match=r"it cannot be pickled: (TypeError|OSError): cannot pickle") as caught:
             call()
         assert len(str(caught.value).splitlines()) == 3
     assert givers.add.scatter([1, 2]).wait(timeout=HANGS) == [1, 3]
@@ -127,6 +161,9 @@ def test_a_call_cancelled_as_soon_as_made_costs_the_next_nothing(givers: WorkerG
 def test_what_is_no_rank_is_refused(givers: WorkerGroup[Giver], rank: Any) -> None:
     with pytest.raises(ValueError, match=r"`givers` has no rank .*, only 0-1"):
         givers.execute_on(rank)
+    with pytest.raises(ValueError, match=r"`givers` has no rank .*, only 0-1"):
+        givers.relaunch(0, rank)
+    assert givers.add(1).wait(timeout=HANGS) == [1, 2]
 
 
 def test_a_rank_may_be_a_number_of_numpy(givers: WorkerGroup[Giver]) -> None:
@@ -145,6 +182,23 @@ def test_what_has_no_item_for_each_rank_is_refused(givers: WorkerGroup[Giver], s
 @pytest.mark.parametrize("share", [[1, 2], (1, 2), range(1, 3), np.array([1, 2])])
 def test_what_has_items_by_position_is_scattered(givers: WorkerGroup[Giver], share: Any) -> None:
     assert givers.add.scatter(share).wait() == [1, 3]
+
+
+@pytest.mark.parametrize("strategy", [2, [0, 0], NodePlacementStrategy])
+def test_what_is_no_placement_is_refused(cluster: Cluster, strategy: Any) -> None:
+    with pytest.raises(PlacementError, match="is not a placement of processes"):
+        Giver.create_group().launch(cluster, strategy)
+
+
+class Late(Worker):
+    async def __init__(self) -> None:  # pyright: ignore[reportGeneralTypeIssues] - the mistake under test
+        self.ready = True
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_a_constructor_is_not_asynchronous(cluster: Cluster) -> None:
+    with pytest.raises(WorkerGroupError, match=r"`Late.__init__` must return None, not 'coroutine'"):
+        Late.create_group().launch(cluster, NodePlacementStrategy([0]), name="late")
 
 
 @pytest.mark.parametrize("several", [0, -1, 1.5, "2", True])
@@ -304,10 +358,3 @@ def test_a_misspelt_channel_is_refused_with_those_that_exist(cluster: Cluster) -
     assert "rollout_output" in error.known
     assert "misspeller" not in error.known
     assert "did you mean `rollout_output`" in (error.help or "")
-
-
-@pytest.mark.usefixtures("_patient")
-def test_channel_that_is_not_created_in_time_is_no_group(cluster: Cluster) -> None:
-    with pytest.raises(PeerNotFoundError, match="no channel is named `late`") as caught:
-        Channel.connect("late", timeout=0.2)
-    assert "group" not in str(caught.value)

@@ -19,7 +19,7 @@ from rlinf_core.job.load import load_job
 from rlinf_core.process import pacing
 from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 from tests.unit.cli.advice.test_advice import JOB as ADVISED
-from tests.unit.cli.advice.test_advice import LINES, both, record_run
+from tests.unit.cli.advice.test_advice import LINES, advice, both, record_run
 from tests.unit.cli.typed import Cli, text_file
 
 JOB = """
@@ -118,64 +118,62 @@ def places(job: Any) -> dict[str, str]:
     return {name: f"{placed[name].node_group[0]}:{placed[name].rank_map}" for name in ("env", "rollout", "actor")}
 
 
-def test_three_sizes_and_each_unlike_device_are_measured(cli: Cli, job: Path) -> None:
-    made = json.loads(cli("inspect", "placement", job, "--measure", "--json", "runner.max_steps=9").out)
+def measured(cli: Cli, job: Path, *words: str) -> dict[str, Any]:
+    return json.loads(cli("inspect", "placement", job, "--measure", "--json", *words).out)
+
+
+def test_three_sizes_and_each_unlike_device_are_measured(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLINF_TIMEOUT", "90")
+    made = measured(cli, job, "runner.max_steps=9")
+    # A trial neither waits nor stands still.
+    assert Recorded.rules == [{"waits": False, "patience": 90.0}]
     sizes = [trial.config.env.train.total_num_envs for trial in Recorded.jobs]
     assert sizes == [16, 32, 64, 32, 32]
     assert [trial.config.actor.global_batch_size for trial in Recorded.jobs[:3]] == [128, 256, 512]
     assert {trial.world_sizes[name] for trial in Recorded.jobs for name in ("env", "rollout", "actor")} == {1}
     runner = Recorded.jobs[0].config.runner
     assert (runner.max_steps, runner.save_interval, runner.val_check_interval) == (4, -1, -1)
-    assert [{place.split(":")[0] for place in places(trial).values()} for trial in Recorded.jobs] == [
-        {"fast", "slow"}, {"fast", "slow"}, {"fast", "slow"}, {"fast"}, {"slow"},
-    ]  # fmt: skip
-    folder = Path(made["folder"])
-    assert folder.name.startswith("measurement-")
+    groups = [" ".join(sorted({place.split(":")[0] for place in places(trial).values()})) for trial in Recorded.jobs]
+    assert groups == ["fast slow", "fast slow", "fast slow", "fast", "slow"]
+    assert Path(made["folder"]).name.startswith("measurement-")
     # Runs of trials are none of the folder of runs.
     assert json.loads(cli("runs", "--json").out)["runs"] == []
     lines = {(phase["phase"], phase["model"]): (phase["fix"], phase["slope"]) for phase in made["phases"]}
     assert lines["env/step", "H20"] == pytest.approx((0.07, 0.0042), rel=1e-3)
     # Seen in one size there: the shape of the other, twice as slow.
     assert lines["env/step", "A800"] == pytest.approx((0.14, 0.0084), rel=1e-3)
-
-
-def test_advice_takes_the_folder_as_it_takes_runs(cli: Cli, job: Path) -> None:
-    folder = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)["folder"]
-    for name in (folder, Path(folder).name):
-        made = json.loads(cli("inspect", "placement", job, "--advise", name, "--json").out)
-        assert made["one_size"] == []
-        assert len(made["runs"]) == 5
-        assert made["refused"] == []
-    best = made["best"][0]["components"]
-    assert {place["group"] for place in best.values()} == {"fast"}
-
-
-def test_sizes_can_be_added(cli: Cli, job: Path) -> None:
-    cli("inspect", "placement", job, "--measure", "env=8,rollout=48", "actor=1024")
+    # Sizes can be added.
+    Recorded.jobs.clear()
+    measured(cli, job, "env=8,rollout=48", "actor=1024")
     sizes = [trial.config.env.train.total_num_envs for trial in Recorded.jobs]
     assert sizes == [16, 32, 64, 8, 48, 128, 32, 32]
 
 
+def test_advice_takes_the_folder_as_it_takes_runs(cli: Cli, job: Path) -> None:
+    folder = measured(cli, job)["folder"]
+    for name in (folder, Path(folder).name):
+        made = advice(cli, job, name)
+        assert (made["one_size"], len(made["runs"]), made["refused"]) == ([], 5, [])
+        assert {place["group"] for place in made["best"][0]["components"].values()} == {"fast"}
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("typed", "message"),
     [
-        (("env=many",), "`env=many` is no size"),
-        (("env=0",), "`env=0` is no size"),
-        (("reward=8",), "sizes can be chosen for env, rollout, actor"),
-        (("env=8", "--advise", "run"), "cannot be used with --measure"),
-        (("env={train: {max_episode_steps: 4, total_num_envs: many}}",), "total_num_envs"),
+        ("job.yaml --measure env=many", "`env=many` is no size"),
+        ("job.yaml --measure env=0", "`env=0` is no size"),
+        ("job.yaml --measure reward=8", "sizes can be chosen for env, rollout, actor"),
+        ("job.yaml --measure env=8 --advise run", "cannot be used with --measure"),
+        ("job.yaml --measure env={train:{max_episode_steps:4,total_num_envs:many}}", "total_num_envs"),
+        ("- --measure", "each trial reads the file again"),
+        # Robots are not moved.
+        ("hetero18 recipe=embodied --measure", "`env` cannot be measured alone"),
     ],
 )
-def test_what_cannot_be_measured_is_said(cli: Cli, job: Path, words: tuple[str, ...], message: str) -> None:
-    ended = cli("inspect", "placement", job, "--measure", *words)
+def test_what_cannot_be_measured_is_said(cli: Cli, job: Path, typed: str, message: str) -> None:
+    ended = cli("inspect", "placement", *typed.split())
     assert ended.code
     assert message in ended.err
-    assert Recorded.jobs == []
-
-
-def test_robots_are_not_moved(cli: Cli, job: Path) -> None:
-    ended = cli("inspect", "placement", "hetero18", "recipe=embodied", "--measure")
-    assert "`env` cannot be measured alone" in ended.err
     assert Recorded.jobs == []
 
 
@@ -184,7 +182,7 @@ def test_a_trial_that_fails_is_named_and_the_others_count(cli: Cli, job: Path, m
     out = cli.printed(1, "inspect", "placement", job, "--measure")
     assert "03-now-64 failed: out of memory" in out
     assert "16, 32" in out
-    monkeypatch.setattr("rlinf_cli.advice.measuring.time.strftime", another)
+    monkeypatch.setattr("rlinf_core.runners.storage.run_folder.time.strftime", another)
     monkeypatch.setattr(Recorded, "fails", ("01-now-16", "02-now-32", "03-now-64", "04-fast-32", "05-slow-32"))
     ended = cli("inspect", "placement", job, "--measure")
     assert "no trial finished" in ended.err
@@ -202,7 +200,7 @@ def test_trials_that_the_rules_refuse_are_left_out_by_name(
             site.report("too-slow", "all on slow ones", ("cluster", "component_placement", "env"))
 
     monkeypatch.setattr("rlinf_cli.job.machine_rules.check", refuse)
-    made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
+    made = measured(cli, job)
     assert list(made["trials"]) == ["01-now-16", "02-now-32", "03-now-64", "04-fast-32"]
     assert made["left_out"] == ["05-slow-32 was left out: all on slow ones [too-slow]"]
 
@@ -237,33 +235,19 @@ def test_a_trial_writes_into_no_other_folder(cli: Cli, job: Path) -> None:
         assert (runner.logger.logger_backends, runner.metrics_port) == ((), None)
 
 
-def test_a_trial_neither_waits_nor_stands_still(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLINF_TIMEOUT", "90")
-    cli("inspect", "placement", job, "--measure")
-    assert Recorded.rules == [{"waits": False, "patience": 90.0}]
-
-
 def test_a_group_without_components_is_named(cli: Cli, job: Path) -> None:
     spare = "    - {label: spare, node_ranks: 2, accelerators: {model: H200, per_node: 4}}\n"
-    lines = JOB.replace("num_nodes: 2", "num_nodes: 3").replace("env: {train", f"{spare}env: {{train")
-    job.write_text(lines)
-    made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
-    assert made["left_out"] == ["`spare` was not measured: no component is placed there"]
-
-
-def test_standard_input_is_refused(cli: Cli, job: Path) -> None:
-    assert "each trial reads the file again" in cli("inspect", "placement", "-", "--measure").err
-    assert Recorded.jobs == []
+    job.write_text(JOB.replace("num_nodes: 2", "num_nodes: 3").replace("env: {train", f"{spare}env: {{train"))
+    assert measured(cli, job)["left_out"] == ["`spare` was not measured: no component is placed there"]
 
 
 def test_a_trial_without_record_does_not_hide_the_others(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorded, "without", ("03-now-64",))
-    made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
+    made = measured(cli, job)
     (lacking,) = made["left_out"]
     assert "has no record of its calls" in lacking
     assert {phase["phase"] for phase in made["phases"]} == set(LINES)
-    advised = json.loads(cli("inspect", "placement", job, "--advise", made["folder"], "--json").out)
-    assert len(advised["runs"]) == 4
+    assert len(advice(cli, job, made["folder"])["runs"]) == 4
 
 
 def test_after_ctrl_c_the_folder_is_named(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,6 +315,12 @@ def test_stand_ins_take_the_place_of_work_and_save_nothing(cli: Cli, advised: Pa
     assert pacing.wanted is None
     assert "nothing was trained, and nothing saved" in ended.err
     assert "s a step predicted, 7 s rehearsed, over 2 steps" in ended.out
+    # It is neither resumed, nor evaluated, nor logged, nor saved elsewhere.
+    words = ["runner.resume_dir=auto", "runner.val_check_interval=2", "runner.logger.logger_backends=[tensorboard]"]
+    cli.out("train", advised, runs[0], "--rehearse", *words, f"actor.checkpoint_save_path={advised.parent}/theirs")
+    config = Started.jobs[1].config
+    assert (config.runner.resume_dir, config.runner.val_check_interval) == (None, -1)
+    assert (config.runner.logger.logger_backends, config.actor.checkpoint_save_path) == ((), None)
 
 
 def test_no_one_takes_it_for_a_training(cli: Cli, advised: Path) -> None:
@@ -358,30 +348,8 @@ def test_the_last_run_is_taken_where_none_is_named(cli: Cli, advised: Path) -> N
 def test_what_was_never_seen_is_not_rehearsed(cli: Cli, advised: Path) -> None:
     run = record_run(advised, "one", "0", processes=1)
     advised.write_text(ADVISED.format(model="H20", memory=""))
-    ended = cli("train", advised, str(run), "--rehearse")
-    assert "on H20 was never seen by these runs" in ended.err
+    assert "on H20 was never seen by these runs" in cli("train", advised, str(run), "--rehearse").err
     assert Started.jobs == []
-
-
-def test_options_of_other_trainings_are_refused(cli: Cli, advised: Path) -> None:
-    assert "cannot be used with --rehearse" in cli("train", advised, "--rehearse", "--seeds", "2").err
-
-
-def test_neither_resumed_nor_evaluated_nor_logged(cli: Cli, advised: Path) -> None:
-    run, _ = both(advised).split(",")
-    words = ["runner.resume_dir=auto", "runner.val_check_interval=2", "runner.logger.logger_backends=[tensorboard]"]
-    ended = cli(
-        "train",
-        advised,
-        run,
-        "--rehearse",
-        *words,
-        f"actor.checkpoint_save_path={advised.parent}/theirs",
-    )
-    assert ended.code == 0, ended.err
-    config = Started.jobs[0].config
-    assert (config.runner.resume_dir, config.runner.val_check_interval) == (None, -1)
-    assert (config.runner.logger.logger_backends, config.actor.checkpoint_save_path) == ((), None)
 
 
 def test_what_cannot_be_rehearsed_is_said(cli: Cli, advised: Path) -> None:
@@ -391,7 +359,8 @@ def test_what_cannot_be_rehearsed_is_said(cli: Cli, advised: Path) -> None:
         (("-", run), "give a path, not `-`"),
         ((advised, run, "runner.only_eval=true"), "no steps of training that could be rehearsed"),
         ((advised, "no-run"), "there is no run `no-run`"),
-        (("math_laptop", run), "one of recipe `embodied`, and the file is of `math`"),
+        ((advised, "--seeds", "2"), "cannot be used with --rehearse"),
+        (("math/sums-laptop", run), "one of recipe `embodied`, and the file is of `math`"),
     ]:
         ended = cli("train", *words, "--rehearse")
         assert ended.code, words
@@ -422,10 +391,13 @@ def test_the_rehearsal_of_another_process_is_not_summed_up(
     assert [Path(folder).name] == names
 
 
-@pytest.mark.parametrize("name", ["franka_hil", "franka_real", "gymnasium_sac"])
+@pytest.mark.parametrize(
+    "name", ["embodied/franka-hil-2arms", "embodied/franka-rlpd-1arm", "embodied/gymnasium-sac-laptop"]
+)
 def test_no_robot_person_or_recording_is_part_of_it(name: str) -> None:
-    loaded: Any = load_job(name)
-    rehearsed: Any = load_job(name, list(EmbodiedFlow(loaded.config).rehearsal()))
+    unrecorded = ["data.train_data_paths=[]"]
+    loaded: Any = load_job(name, unrecorded)
+    rehearsed: Any = load_job(name, [*unrecorded, *EmbodiedFlow(loaded.config).rehearsal()])
     rehearsed.raise_if_bad()
     train = rehearsed.config.env.train
     assert train.env_type.endswith("stand_ins:StandInEnv")
@@ -436,7 +408,9 @@ def test_no_robot_person_or_recording_is_part_of_it(name: str) -> None:
     assert rehearsed.config.algorithm.random_steps > 10**6
 
 
-@pytest.mark.parametrize("name", ["math_laptop", "agent_calculator", "math_gsm8k", "agent_search"])
+@pytest.mark.parametrize(
+    "name", ["math/sums-laptop", "agent/calculator-laptop", "math/gsm8k-1gpu", "agent/search-laptop"]
+)
 def test_language_models_are_neither_loaded_nor_saved(name: str) -> None:
     loaded: Any = load_job(name)
     flow = loaded.recipe.load(loaded.recipe.flow)(loaded.config)

@@ -21,29 +21,13 @@ Nodes = Callable[..., tuple[NodeTarget, ...]]
 OK, WARNING, FAULT, SKIPPED = CheckVerdict.OK, CheckVerdict.WARNING, CheckVerdict.FAULT, CheckVerdict.SKIPPED
 NOW = 1_800_000_000.0
 FACTS: dict[str, Any] = {
-    "hostname": "h",
-    "python": [3, 11, 7],
-    "ray": "2.60.0",
-    "rlinf": "0.1.0",
-    "fingerprint": "c0de",
-    "places": {"rlinf_core": "/opt/rlinf_core", "recipes": "/opt/recipes"},
-    "folder": "/tmp/x",
-    "disk_free": 1 << 40,
-    "shm_free": 1 << 34,
-    "memory": 503 << 30,
-    "files_soft": 1024,
-    "files_hard": 1 << 20,
-    "taken": [],
-    "ephemeral": [32768, 60999],
-    "time": NOW,
-    "accelerators": {"found": {"type": "none", "models": []}},
-    "robots": [],
-    "cameras": {},
-    "record": None,
-    "address": None,
-    "primary": "10.0.0.1",
+    "hostname": "h", "python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "fingerprint": "c0de",
+    "places": {"rlinf_core": "/opt/rlinf_core", "recipes": "/opt/recipes"}, "folder": "/tmp/x",
+    "disk_free": 1 << 40, "shm_free": 1 << 34, "memory": 503 << 30, "files_soft": 1024, "files_hard": 1 << 20,
+    "taken": [], "ephemeral": [32768, 60999], "time": NOW, "accelerators": {"found": {"type": "none", "models": []}},
+    "robots": [], "cameras": {}, "record": None, "address": None, "primary": "10.0.0.1",
     "packages": {"torch": "2.13.0", "numpy": "2.3.1"},
-}
+}  # fmt: skip
 HERE = {name: FACTS[name] for name in ("python", "ray", "fingerprint", "packages")}
 ROBOT = """\
 cluster:
@@ -168,12 +152,10 @@ def test_other_versions_than_the_drivers_are_a_warning(
         assert (said.verdict, said.rank) == (WARNING, 1)
         assert what in said.what
         assert f"the driver {'here' if here else 'on node 0 (h0)'} (in brackets)" in said.what
-
-
-def test_without_packages_of_the_driver_its_python_is_compared(site: Site) -> None:
+    # Without packages of the driver its Python is compared.
     for python, verdict in (([3, 11, 7], OK), ([3, 11, 9], WARNING)):
-        here = {**HERE, "packages": {}, "python": python}
-        assert {said.verdict for said in site.said("driver", {"machine": machine()}, {}, here=here)} == {verdict}
+        bare = {**HERE, "packages": {}, "python": python}
+        assert {said.verdict for said in site.said("driver", {"machine": machine()}, {}, here=bare)} == {verdict}
 
 
 @pytest.mark.parametrize(("actual", "verdict"), [(503 << 30, OK), (251 << 30, FAULT)])
@@ -188,9 +170,7 @@ def test_a_wrong_clock_here_is_told_of_here(site: Site) -> None:
     (fault,) = [item for item in site.said("clock", *[{"time": NOW + 7200}] * 3) if item.verdict is not OK]
     assert (fault.where, fault.verdict) == ("this machine", WARNING)
     assert "behind the nodes" in fault.what
-
-
-def test_a_slow_answer_is_not_taken_for_a_wrong_clock(site: Site) -> None:
+    # A slow answer is not taken for a wrong clock.
     probed = [item._replace(asked=NOW - 40, heard=NOW + 40) for item in site.see({}, {"time": NOW + 30})]
     assert {finding.verdict for finding in site.judge(probed) if finding.check == "clock"} == {OK}
 
@@ -306,9 +286,7 @@ def test_a_recipe_of_ones_own_is_the_same_everywhere(site: Site, said: dict[str,
     same, fault = site.said("recipe", {"recipe": OWN}, {"recipe": said}, recipe="sort", own_recipe=OWN)
     assert (same.verdict, fault.rank, fault.verdict) == (OK, 1, FAULT)
     assert what in fault.what
-
-
-def test_a_recipe_of_rlinf_is_part_of_its_code(site: Site) -> None:
+    # One of rlinf is part of its code.
     own = {"found": {"value": "recipes.embodied:recipe", "digest": "abcd"}}
     assert site.said("recipe", {}, {}, recipe="embodied", own_recipe=own) == []
 

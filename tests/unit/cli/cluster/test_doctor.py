@@ -10,6 +10,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -79,28 +80,14 @@ class Machines(Transport):
         return CommandResult(0, line + b"\n", b"")
 
     def _inspect(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
-        import time
-
-        devices = {"found": {"type": "NVIDIA", "models": ["A800"] * 2}}
-        software = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "fingerprint": "c0de"}
-        room = {"folder": "/tmp/x", "disk_free": 1 << 40, "shm_free": 1 << 34, "taken": [], "ephemeral": [32768, 60999]}
         return {
-            "event": "result",
-            "machine": f"m{node.rank}",
-            "address": f"10.0.0.{node.rank + 1}",
-            "primary": "10.0.0.9",
-            "record": None,
-            "places": {"rlinf_core": "/a", "recipes": "/b"},
-            "time": time.time(),
-            "accelerators": devices,
-            "cameras": {},
-            "robots": [],
-            "files_soft": 4096,
-            "files_hard": 1 << 20,
-            **software,
-            **room,
-            **self.facts[node.rank],
-        }
+            "event": "result", "machine": f"m{node.rank}", "address": f"10.0.0.{node.rank + 1}", "primary": "10.0.0.9",
+            "record": None, "places": {"rlinf_core": "/a", "recipes": "/b"}, "time": time.time(),
+            "accelerators": {"found": {"type": "NVIDIA", "models": ["A800"] * 2}}, "cameras": {}, "robots": [],
+            "files_soft": 4096, "files_hard": 1 << 20, "python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0",
+            "fingerprint": "c0de", "folder": "/tmp/x", "disk_free": 1 << 40, "shm_free": 1 << 34, "taken": [],
+            "ephemeral": [32768, 60999], **self.facts[node.rank],
+        }  # fmt: skip
 
     def _try(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
         self.trials.append((node.rank, request["module"], request["environment"]))
@@ -143,18 +130,23 @@ def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machin
     assert "nodes 0-2" in text
     # Ray's two ways, and the one between the node of env and that of the other actors; all in both of their roles.
     assert sorted(rank for rank, verb in machines.asked if verb == "measure") == [1, 2, 2]
+    ways = [finding for finding in report.findings if finding.check == "link"]
+    uses = {tuple(finding.data["uses"]) for finding in ways}
+    assert uses == {("Ray", "actor"), ("Ray", "actor-env"), ("actor-env",)}
+    # Many good ones are told in one line.
+    many = report._replace(findings=tuple(ways[0]._replace(where=str(index)) for index in range(20)))
+    assert "20 links: 0.1 ms, 1 GB/s" in doctor_text(many)
+    assert doctor_text(many, every_node=True).count("0.1 ms") == 20
+    # Without time for links none is measured.
+    machines.asked.clear()
+    assert not [finding for finding in examine(link_seconds=0).findings if finding.check == "link"]
+    assert {verb for _, verb in machines.asked} == {"inspect"}
 
 
 def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examine, machines: Machines) -> None:
     trial = Trial("env", "simulator", "my.probe", ("metaworld",), each_process=True)
-    own = "      env_configs: [{node_ranks: 2, python_interpreter_path: /opt/sim/bin/python, env_vars: [{GL: egl}]}]\n"
-    report = examine(
-        FILE.replace("ignore_hardware: true}", "}")
-        .replace("{label: sim", "label: sim")
-        .replace("label: sim, node_ranks: 2, hosts: h2, }", "label: sim\n      node_ranks: 2\n      hosts: h2")
-        + own,
-        trials=(trial,),
-    )
+    own = "env_configs: [{node_ranks: 2, python_interpreter_path: /opt/sim/bin/python, env_vars: [{GL: egl}]}]"
+    report = examine(FILE.replace("ignore_hardware: true", own), trials=(trial,))
     (results,) = [finding for finding in report.findings if finding.check == "simulator"]
     assert (results.verdict, results.rank, results.what) == (CheckVerdict.OK, 2, "a frame")
     environment = {"interpreter": "/opt/sim/bin/python", "env": {"GL": "egl"}, "prepended": []}
@@ -169,16 +161,6 @@ def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examin
     assert "cannot run `my.probe`: No module named 'metaworld'" in results.what
 
 
-def test_links_follow_what_was_found_where_nothing_is_declared(examine: Examine) -> None:
-    uses = {tuple(finding.data["uses"]) for finding in examine().findings if finding.check == "link"}
-    assert uses == {("Ray", "actor"), ("Ray", "actor-env"), ("actor-env",)}
-
-
-def test_without_time_for_links_none_is_measured(examine: Examine, machines: Machines) -> None:
-    assert not [finding for finding in examine(link_seconds=0).findings if finding.check == "link"]
-    assert {verb for _, verb in machines.asked} == {"inspect"}
-
-
 def test_unreachable_node_is_reported_and_others_are_checked(examine: Examine, machines: Machines) -> None:
     machines.results[1] = CommandResult(255, b"", b"refused", CommandOutcome.UNREACHABLE, "check that it is on")
     machines.facts[2] = {"ray": None}
@@ -187,6 +169,9 @@ def test_unreachable_node_is_reported_and_others_are_checked(examine: Examine, m
     lost = next(finding for finding in report.findings if finding.verdict is CheckVerdict.UNREACHABLE)
     assert (lost.rank, lost.what, lost.help) == (1, "unreachable: refused", "check that it is on")
     assert [finding.rank for finding in report.findings if finding.verdict is CheckVerdict.FAULT] == [2]
+    machines.results = {rank: CommandResult(-1, b"", b"", CommandOutcome.TIMEOUT, "see to it") for rank in range(3)}
+    report = examine()
+    assert (report.num_reached, len(report.findings)) == (0, 3)
 
 
 def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: Machines) -> None:
@@ -196,13 +181,6 @@ def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: 
     fault = next(finding for finding in report.findings if finding.verdict is CheckVerdict.FAULT)
     assert (fault.check, fault.rank) == ("interpreter", 2)
     assert "`/opt/python` does not exist" in fault.what
-
-
-def test_no_node_at_all_is_told_of_each(examine: Examine, machines: Machines) -> None:
-    for rank in range(3):
-        machines.results[rank] = CommandResult(-1, b"", b"", CommandOutcome.TIMEOUT, "see to it")
-    report = examine()
-    assert (report.num_reached, len(report.findings)) == (0, 3)
 
 
 def test_data_says_what_the_text_says(examine: Examine, machines: Machines) -> None:
@@ -217,14 +195,6 @@ def test_data_says_what_the_text_says(examine: Examine, machines: Machines) -> N
     assert {tuple(sorted(finding)) for finding in data["findings"]} == {
         ("check", "data", "help", "rank", "verdict", "what", "where")
     }
-
-
-def test_many_good_links_are_told_in_one_line(examine: Examine) -> None:
-    report = examine()
-    fine = [finding for finding in report.findings if finding.check == "link"]
-    many = report._replace(findings=tuple(fine[0]._replace(where=str(index)) for index in range(20)))
-    assert "20 links: 0.1 ms, 1 GB/s" in doctor_text(many)
-    assert doctor_text(many, every_node=True).count("0.1 ms") == 20
 
 
 def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examine, machines: Machines) -> None:
@@ -270,22 +240,21 @@ def test_a_variable_that_is_to_be_forwarded_must_be_set(examine: Examine, monkey
 
 def test_component_nodes_all_have_links_to_other_components() -> None:
     result = links.links_of({"actor": range(4), "rollout": [4, 5], "env": [6]}, 7)
-    ends = {(link.one, link.other): link.uses for link in result}
-    assert {pair for pair, uses in ends.items() if "Ray" in uses} == {(rank, 0) for rank in range(1, 7)}
-    assert {pair for pair, uses in ends.items() if "actor" in uses} == {(1, 0), (2, 1), (3, 2), (3, 0)}
-    assert {pair for pair, uses in ends.items() if "actor-rollout" in uses} == {(4, 0), (5, 1), (4, 2), (5, 3)}
-    assert {pair for pair, uses in ends.items() if "actor-env" in uses} == {(6, rank) for rank in range(4)}
-    assert {pair for pair, uses in ends.items() if "rollout-env" in uses} == {(6, 4), (6, 5)}
-    assert all(one > other for one, other in ends)
-
-
-def test_components_on_one_node_need_no_way() -> None:
+    assert all(link.one > link.other for link in result)
+    ends = {
+        use: {(link.one, link.other) for link in result if use in link.uses} for link in result for use in link.uses
+    }
+    assert ends == {
+        "Ray": {(rank, 0) for rank in range(1, 7)},
+        "actor": {(1, 0), (2, 1), (3, 2), (3, 0)},
+        "rollout": {(5, 4)},
+        "actor-rollout": {(4, 0), (5, 1), (4, 2), (5, 3)},
+        "actor-env": {(6, rank) for rank in range(4)},
+        "rollout-env": {(6, 4), (6, 5)},
+    }
     assert links.links_of({"actor": [0], "rollout": [0]}, 1) == []
-
-
-def test_there_are_no_more_ways_than_a_few_for_each_node() -> None:
-    result = links.links_of({"a": range(1000), "b": range(1000), "c": range(500, 1000)}, 1000)
-    assert len(result) < 5 * 1000
+    # There are no more ways than a few for each node.
+    assert len(links.links_of({"a": range(1000), "b": range(1000), "c": range(500, 1000)}, 1000)) < 5 * 1000
 
 
 @pytest.mark.parametrize(
@@ -294,6 +263,7 @@ def test_there_are_no_more_ways_than_a_few_for_each_node() -> None:
         ({"address": "10.0.0.5", "primary": "10.9.9.9"}, None, "10.0.0.5"),
         ({"address": "10.0.0.5", "primary": "10.9.9.9"}, "10.7.7.7", "10.7.7.7"),
         ({"address": "127.0.0.1", "primary": "10.9.9.9"}, None, "10.9.9.9"),
+        ({"address": "2001:db8::7", "primary": "10.9.9.9"}, None, "10.9.9.9"),
         ({"address": None, "primary": "10.9.9.9", "record": {"alive": True, "address": "10.1.1.1"}}, None, "10.1.1.1"),
         ({"address": None, "primary": "10.9.9.9", "record": {"alive": False, "address": "10.1.1.1"}}, None, "10.9.9.9"),
     ],
@@ -317,14 +287,11 @@ def test_a_way_is_measured(here: dict[int, ProbedNode]) -> None:
     assert (result.fault, left) == (None, [])
     assert 0 < result.latency < 1
     assert result.bandwidth > 1e6
-
-
-def test_ways_for_which_there_is_no_time_are_told(here: dict[int, ProbedNode]) -> None:
-    link = NodeLink(1, 0, ("Ray",))
+    # Those for which there is no time are told.
     measured, left = asyncio.run(links.measure([link], here, Transport(), seconds=-1))
     assert (measured, left) == ([], [link])
-    (result,) = links.findings_of(measured, left, here)
-    assert (result.verdict, "1 of 1" in result.what) == (CheckVerdict.SKIPPED, True)
+    (finding,) = links.findings_of(measured, left, here)
+    assert (finding.verdict, "1 of 1" in finding.what) == (CheckVerdict.SKIPPED, True)
 
 
 class Busy(Transport):

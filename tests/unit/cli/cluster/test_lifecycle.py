@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -65,13 +66,9 @@ def test_all_go_the_head_last_and_nothing_is_remembered(site: Site) -> None:
     assert site.fake.log[-1] == (0, "stop")
     assert cluster_records.recorded("c") is None
     assert not cluster_records.token_file("c").exists()
-
-
-def test_twice_finds_nothing(site: Site) -> None:
-    site.down()
-    report = site.down()
-    assert report.ok
-    assert not any(node.found for node in report.nodes)
+    again = site.down()
+    assert again.ok
+    assert not any(node.found for node in again.nodes)
 
 
 def test_a_node_that_is_not_reached_stays_recorded(site: Site) -> None:
@@ -106,40 +103,50 @@ def test_jobs_are_the_heads_to_tell(site: Site) -> None:
 
 
 SLURM = {"SLURM_NODEID": "2", "SLURM_JOB_NODELIST": "gpu[07-09,12]"}
+BROKEN = {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu["}
 
 
-@pytest.fixture
-def without(make_nodes: Nodes) -> tuple[NodeTarget, ...]:
-    return make_nodes(text="cluster: {num_nodes: 4}")
-
-
-def test_hosts_or_a_single_node_are_started_from_here(make_nodes: Nodes) -> None:
-    assert place(make_nodes(3), None, None, SLURM) == (None, None)
-    assert place(make_nodes(text="cluster: {num_nodes: 1}"), None, None, SLURM) == (None, None)
-
-
-def test_what_is_asked_for_and_what_slurm_says(without: tuple[NodeTarget, ...]) -> None:
-    assert place(without, 3, "10.0.0.1", SLURM) == (3, "10.0.0.1")
-    assert place(without, None, None, SLURM) == (2, "gpu07")
-    assert place(without, 1, None, SLURM) == (1, "gpu07")
-    assert place(without, 0, None, {}) == (0, None)
-
-
-def test_nothing_says_how_to_reach_the_nodes(without: tuple[NodeTarget, ...]) -> None:
-    with pytest.raises(ConfigError, match="4 nodes and no hosts"):
-        place(without, None, None, {})
-    with pytest.raises(ConfigError, match="the address of node 0 is missing"):
-        place(without, 1, None, {})
-    with pytest.raises(ConfigError, match="the file has no node 4"):
-        place(without, 4, "h", {})
-    with pytest.raises(ConfigError, match="requires `--node-rank`"):
-        place(without, None, "h", {})
-    with pytest.raises(ConfigError, match="the address of node 0 is missing"):
-        place(without, 1, None, {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu["})
-
-
-def test_nodes_that_start_themselves_are_reached_without_ssh(make_nodes: Nodes) -> None:
-    assert {node.host for node in here(make_nodes(3))} == {None}
+@pytest.mark.parametrize(
+    ("file", "rank", "address", "environ", "expected"),
+    [
+        ("{num_nodes: 4}", 3, "10.0.0.1", SLURM, (3, "10.0.0.1")),
+        ("{num_nodes: 4}", None, None, SLURM, (2, "gpu07")),
+        ("{num_nodes: 4}", 1, None, SLURM, (1, "gpu07")),
+        ("{num_nodes: 4}", 0, None, {}, (0, None)),
+        # What the file says comes before Slurm, and after the option.
+        ("{num_nodes: 4, head_address: 10.7.7.7}", None, None, SLURM, (2, "10.7.7.7")),
+        ("{num_nodes: 4, head_address: 10.7.7.7}", 1, None, {}, (1, "10.7.7.7")),
+        ("{num_nodes: 4, head_address: 10.7.7.7}", 1, "10.0.0.1", {}, (1, "10.0.0.1")),
+        ("{num_nodes: 3, hosts: 'h[0-2]', head_address: 10.7.7.7}", None, None, {}, (None, "10.7.7.7")),
+        ("{num_nodes: 4}", 1, "2001:db8::7", {}, "is an IPv6 address or has a port"),
+        # Hosts, or a single node, are started from here.
+        ("{num_nodes: 3, hosts: 'h[0-2]'}", None, None, SLURM, (None, None)),
+        ("{num_nodes: 1}", None, None, SLURM, (None, None)),
+        # Nothing says how to reach the nodes.
+        ("{num_nodes: 4}", None, None, {}, "4 nodes and no hosts"),
+        ("{num_nodes: 4}", 1, None, {}, "the address of node 0 is missing"),
+        ("{num_nodes: 4}", 4, "h", {}, "the file has no node 4"),
+        ("{num_nodes: 4}", None, "h", {}, "requires `--node-rank`"),
+        ("{num_nodes: 4}", 1, None, BROKEN, "the address of node 0 is missing"),
+    ],
+)
+def test_what_is_asked_for_and_what_slurm_says(
+    make_nodes: Nodes,
+    file: str,
+    rank: int | None,
+    address: str | None,
+    environ: dict[str, str],
+    expected: tuple[int | None, str | None] | str,
+) -> None:
+    nodes = make_nodes(text=f"cluster: {file}")
+    declared = "10.7.7.7" if "head_address" in file else None
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            place(nodes, rank, address, environ, declared)
+    else:
+        assert place(nodes, rank, address, environ, declared) == expected
+    # Nodes that start themselves are reached without ssh.
+    assert {node.host for node in here(nodes)} == {None}
 
 
 def test_the_token_is_the_heads(tmp_path: Path) -> None:
@@ -150,6 +157,10 @@ def test_the_token_is_the_heads(tmp_path: Path) -> None:
     other = text_file(tmp_path / "token", "t" * 64)
     other.chmod(0o600)
     assert identity.shared_token("c", str(other), 1, 1.0) == "t" * 64
+    for content in (b"", b" \n", b"\xff\xfe" * 32, b"cluster:\n  num_nodes: 2\n"):
+        other.write_bytes(content)
+        with pytest.raises(RLinfError, match="the file holds no token of a cluster"):
+            identity.shared_token("c", str(other), 1, 1.0)
     other.chmod(0o640)
     with pytest.raises(RLinfError, match="readable by others"):
         identity.shared_token("c", str(other), 1, 1.0)
@@ -234,42 +245,40 @@ def test_a_dismissed_guardian_leaves_the_node_alone(tmp_path: Path, monkeypatch:
         node.short.cleanup()
 
 
-def test_a_token_that_others_could_read_is_not_used() -> None:
-    identity.token_of("a")
+def test_a_token_is_made_once() -> None:
+    first = identity.token_of("a")
+    assert identity.token_of("a") == first
+    assert identity.token_of("a", fresh=True) != first
+    # One that others could read is not used.
     token_file("a").chmod(0o644)
     with pytest.raises(RLinfError, match="readable by others"):
         identity.token_of("a")
 
 
-def test_a_token_is_made_once() -> None:
-    first = identity.token_of("a")
-    assert identity.token_of("a") == first
-    assert identity.token_of("a", fresh=True) != first
-
-
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("conf/hetero18.yaml", "hetero18"), ("-", "default"), ("a b;$(c).yaml", "a-b-c"), ("hetero18", "hetero18")],
+    [
+        *(("conf/hetero18.yaml", "hetero18"), ("-", "default"), ("a b;$(c).yaml", "a-b-c"), ("hetero18", "hetero18")),
+        *(("机器.yaml", "cluster-ece969c3"), ("训练.yaml", "cluster-a29c0de1")),
+    ],
 )
 def test_a_cluster_is_named_like_its_file(file: str, name: str) -> None:
     assert identity.cluster_name(file) == name
+
+
+def test_full_disk_of_the_records_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", failing := Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "pwrite", failing)
+    with identity.locked("a"), pytest.raises(RLinfError, match="folder of cluster records cannot be used") as caught:
+        identity.token_of("a")
+    assert "No space left on device" in (caught.value.why or "")
+    assert [path.name for path in cluster_records.folder().iterdir()] == []
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "-a", "a b", "x" * 65])
 def test_names_that_could_lead_elsewhere_are_refused(name: str) -> None:
     with pytest.raises(ConfigError):
         identity.cluster_name("a.yaml", name)
-
-
-def test_the_lock_is_free_again_afterwards() -> None:
-    with identity.locked("a"):
-        pass
-    with (
-        identity.locked("a"),
-        pytest.raises(RLinfError, match="is working on cluster `a`"),
-        identity.locked("a"),
-    ):
-        pass
 
 
 def test_the_lock_goes_with_the_clusters_record() -> None:

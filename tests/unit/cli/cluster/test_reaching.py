@@ -24,6 +24,7 @@ from rlinf_cli.cluster.transports.transport import (
     remedy,
     ssh_arguments,
 )
+from rlinf_core.config.machines.cluster import SshConfig
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
@@ -74,17 +75,22 @@ def test_each_node_has_its_host_group_and_interpreter(mixed: tuple[NodeTarget, .
     assert mixed[2].robots == ()
 
 
+def test_any_group_of_a_node_names_the_model(make_nodes: Nodes) -> None:
+    own = "{num_nodes: 1, hosts: h, node_groups: [{label: a, node_ranks: 0, accelerators: {per_node: 8}}, %s]}"
+    named = "{label: b, node_ranks: 0, accelerators: {per_node: 8, model: MI300X}}"
+    (node,) = make_nodes(text=f"cluster: {own % named}")
+    assert node.accelerators is not None
+    assert node.accelerators.model == "MI300X"
+
+
 def test_a_groups_ssh_settings_win_value_by_value(mixed: tuple[NodeTarget, ...]) -> None:
     assert (mixed[0].ssh.user, mixed[0].ssh.port, mixed[0].ssh.options) == ("me", None, {"ProxyJump": "gate"})
     assert (mixed[2].ssh.user, mixed[2].ssh.port) == ("pi", 2222)
     assert mixed[2].ssh.options == {"ProxyJump": "gate", "Compression": "yes"}
-
-
-def test_reaching_a_node_has_its_own_time_and_this_machine_none(make_nodes: Nodes) -> None:
-    text = "cluster: {num_nodes: 1, hosts: [h], ssh: {connect_timeout: 3}}"
-    assert [node.connect_seconds for node in make_nodes(text=text)] == [3.0]
-    assert [node.connect_seconds for node in make_nodes(1)] == [10.0]
-    assert [node.connect_seconds for node in make_nodes(text="cluster: {num_nodes: 1}")] == [0.0]
+    assert mixed[3].ssh.user == "me"  # the host's own
+    base, own = SshConfig(port=1, options={"User": "a"}), SshConfig(user="b", options={"Port": "2", "proxyjump": "h"})
+    merged = own.over(base)
+    assert (merged.user, merged.port, merged.options) == ("b", None, {"Port": "2", "proxyjump": "h"})
 
 
 def test_ray_gets_no_variable_of_a_group(mixed: tuple[NodeTarget, ...]) -> None:
@@ -140,16 +146,15 @@ def test_the_variables_of_a_group_may_change_while_ray_runs(make_nodes: Nodes, m
     assert mixed[0].fingerprint() != moved[0].fingerprint()
 
 
-def test_hosts_for_some_nodes_only_are_refused(make_nodes: Nodes) -> None:
-    text = "cluster:\n  num_nodes: 3\n  node_groups: [{label: a, node_ranks: 0, hosts: h}]\n"
-    with pytest.raises(ConfigError, match="nodes 1-2 have no host"):
-        make_nodes(text=text)
-
-
 def test_without_hosts_every_node_is_this_machine(make_nodes: Nodes) -> None:
     nodes: Any = make_nodes(text="cluster: {num_nodes: 2}")
-    assert [node.host for node in nodes] == [None, None]
+    assert [(node.host, node.connect_seconds) for node in nodes] == [(None, 0.0)] * 2
     assert nodes[0].name == "node 0 (this machine)"
+    with pytest.raises(ConfigError, match="nodes 1-2 have no host"):
+        make_nodes(text="cluster:\n  num_nodes: 3\n  node_groups: [{label: a, node_ranks: 0, hosts: h}]\n")
+    # Reaching another one has its own time.
+    text = "cluster: {num_nodes: 1, hosts: [h], ssh: {connect_timeout: 3}}"
+    assert [node.connect_seconds for node in (*make_nodes(text=text), *make_nodes(1))] == [3.0, 10.0]
 
 
 def test_recorded_targets_suffice_to_reach_a_node() -> None:
@@ -190,9 +195,10 @@ def test_the_arguments(make_nodes: Nodes, log: Path) -> None:
 cluster:
   num_nodes: 2
   hosts: [gpu, me@lab]
-  ssh: {user: me, port: 2222, identity_file: ~/.ssh/id, connect_timeout: 2.5, options: {ProxyJump: gate}}
+  ssh: {user: you, port: 2222, identity_file: ~/.ssh/id, connect_timeout: 2.5, options: {ProxyJump: gate}}
 """
-    node = make_nodes(text=text)[1]
+    other, node = make_nodes(text=text)
+    assert ssh_arguments(other)[-8:-6] == ["-l", "you"]
     assert run(node, ["echo", "a b"]).stdout == b"a b\n"
     loaded = json.loads(log.read_text())
     assert loaded[-3:] == ["--", "me@lab", "echo 'a b'"]
@@ -200,7 +206,8 @@ cluster:
     assert options[:2] == ["BatchMode=yes", "ProxyJump=gate"]  # what is given first counts
     assert "ConnectTimeout=3" in options
     assert not any(option.startswith("StrictHostKeyChecking") for option in options)  # the user's own config decides
-    assert loaded[-9:-3] == ["-l", "me", "-p", "2222", "-i", os.path.expanduser("~/.ssh/id")]
+    assert loaded[-7:-3] == ["-p", "2222", "-i", os.path.expanduser("~/.ssh/id")]
+    assert "-l" not in loaded  # ssh would take it before the user of the host
     [control] = [option for option in options if option.startswith("ControlPath=")]
     folder = Path(control.removeprefix("ControlPath=")).parent
     assert folder.stat().st_mode & 0o077 == 0
@@ -219,15 +226,6 @@ def test_no_shell_acts_on_an_argument(make_nodes: Nodes, log: Path, tmp_path: Pa
     assert not made.exists()
 
 
-def test_an_interpreter_with_a_name_that_a_shell_would_run(make_nodes: Nodes, log: Path, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    node = replace(make_nodes(1)[0], interpreter=f"/nowhere/$(touch {made})/python")
-    answer = asyncio.run(agent.ask(Transport(), node, {"verb": "probe"}, deadline=60))
-    assert answer.data is None
-    assert "does not exist" in answer.message
-    assert not made.exists()
-
-
 def test_values_of_variables_arrive_as_they_are(make_nodes: Nodes, log: Path, tmp_path: Path) -> None:
     made = tmp_path / "made"
     evil = [text.format(x=made) for text in EVIL]
@@ -235,6 +233,9 @@ def test_values_of_variables_arrive_as_they_are(make_nodes: Nodes, log: Path, tm
     request = {"verb": "probe", "cluster": "x", "env": {f"V{index}": text for index, text in enumerate(evil)}}
     answer = asyncio.run(agent.ask(Transport(), node, request, deadline=60))
     assert answer.data is not None, answer
+    # An interpreter with a name that a shell would run.
+    node = replace(node, interpreter=f"/nowhere/$(touch {made})/python")
+    assert "does not exist" in asyncio.run(agent.ask(Transport(), node, {"verb": "probe"}, deadline=60)).message
     assert not made.exists()
 
 
@@ -249,12 +250,9 @@ def test_neither_script_nor_token_is_an_argument(make_nodes: Nodes, log: Path) -
 def test_a_command_that_does_not_end_is_ended_at_its_deadline(make_nodes: Nodes, log: Path) -> None:
     result = run(make_nodes(1)[0], ["sleep", "600"], deadline=0.5)
     assert result.kind is CommandOutcome.TIMEOUT
-
-
-def test_output_is_bounded(make_nodes: Nodes, log: Path) -> None:
+    # Output is bounded.
     result = run(make_nodes(1)[0], [sys.executable, "-c", "print('x' * 3_000_000)"])
-    assert result.rc == 0
-    assert len(result.stdout) == 1 << 20
+    assert (result.rc, len(result.stdout)) == (0, 1 << 20)
 
 
 def test_without_a_client(make_nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -289,11 +287,19 @@ def test_without_a_client(make_nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tm
 def test_why_ssh_failed(make_nodes: Nodes, said: str, kind: CommandOutcome) -> None:
     assert classify(CommandResult(255, b"", said.encode())) is kind
     assert remedy(kind, make_nodes(1)[0])
-
-
-def test_the_commands_own_exit_code_is_no_failure_of_ssh() -> None:
-    assert classify(CommandResult(7, b"", b"Permission denied")) is CommandOutcome.DONE
+    # The command's own exit code is no failure of ssh; the agent's word says that it was reached.
+    assert classify(CommandResult(7, b"", said.encode())) is CommandOutcome.DONE
     assert classify(CommandResult(255, b'{"event": "hello"}', b"Connection closed by h")) is CommandOutcome.DROPPED
+
+
+def test_the_remedy_names_port_and_options(make_nodes: Nodes) -> None:
+    text = "cluster: {num_nodes: 1, hosts: me@h, ssh: {port: 2222, options: {ProxyJump: gate}}}"
+    (node,) = make_nodes(text=text)
+    assert "`ssh-keygen -R '[h]:2222'`" in (remedy(CommandOutcome.HOST_KEY_CHANGED, node) or "")
+    assert "`ssh -o ProxyJump=gate -p 2222 me@h`" in (remedy(CommandOutcome.KEY_REFUSED, node) or "")
+    without = make_nodes(text="cluster: {num_nodes: 1, hosts: h, ssh: {identity_file: $HOME/.ssh/none}}")[0]
+    assert "there is no file `$HOME/.ssh/none`" in (remedy(CommandOutcome.KEY_REFUSED, without) or "")
+    assert "`ssh-keygen -R h0`" in (remedy(CommandOutcome.HOST_KEY_CHANGED, make_nodes(1)[0]) or "")
 
 
 @pytest.mark.security

@@ -7,14 +7,16 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rlinf_cli.cluster import inventory, status
 from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.lifecycle import job_line
 from rlinf_cli.cluster.progress import Event, Phase, PhaseTable, Progress
 from rlinf_cli.cluster.status import NodeStatus, State, status_record, status_text
 from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
@@ -22,6 +24,11 @@ from rlinf_cli.console import console
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
+from tests.unit.cli.cluster.conftest import request_in
+from tests.unit.cli.typed import Cli
+
+Ask = Callable[[ClusterRecord], status.StatusReport]
+SECRET = "agent.api_key=hunter2hunter2"
 
 
 class Nodes(Transport):
@@ -29,9 +36,7 @@ class Nodes(Transport):
 
     def __init__(self) -> None:
         alive = {"alive": True, "folder": "/tmp/f"}
-        self.records: dict[int, dict[str, Any] | None] = {
-            rank: {**alive, "address": f"10.0.0.{rank}"} for rank in range(3)
-        }
+        self.records: dict[int, Any] = {rank: {**alive, "address": f"10.0.0.{rank}"} for rank in range(3)}
         self.listed: dict[int, bool] = dict.fromkeys(range(3), True)
         self.listed_besides: list[tuple[int, bool]] = []
         self.kinds: dict[int, CommandOutcome] = {}
@@ -42,12 +47,10 @@ class Nodes(Transport):
     async def run(
         self, node: NodeTarget, argv: Any, stdin: bytes = b"", *, deadline: float, on_line: OnLine | None = None
     ) -> CommandResult:
-        size, _, rest = stdin.lstrip().partition(b"\n")
-        verb = json.loads(rest[int(size) :])["verb"]
         await asyncio.sleep(0)
         if node.rank in self.kinds:
             return CommandResult(255, b"", b"said so", self.kinds[node.rank], "look after it")
-        if verb == "members":
+        if request_in(stdin)["verb"] == "members":
             return self._members()
         self.asked.append(node.rank)
         said = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "record": self.records[node.rank]}
@@ -61,7 +64,7 @@ class Nodes(Transport):
             {"rank": str(rank), "address": f"10.0.0.{rank}", "alive": alive, "reason": "missed beats"}
             for rank, alive in [*self.listed.items(), *self.listed_besides]
         ]
-        jobs = [{"address": "10.0.0.0", "pid": 77, "command": "python train.py", "started": 1.8e9}]
+        jobs = [{"address": "10.0.0.0", "pid": 77, "command": f"python train.py {SECRET}", "started": 1.8e9}]
         answer = {"event": "result", "nodes": members, "jobs": jobs, "fault": None}
         return CommandResult(0, json.dumps(answer).encode(), b"")
 
@@ -78,11 +81,8 @@ def machines() -> Nodes:
 
 
 @pytest.fixture
-def ask(machines: Nodes) -> Callable[[ClusterRecord], status.StatusReport]:
+def ask(machines: Nodes) -> Ask:
     return lambda cluster: asyncio.run(status.ask_all(cluster, machines, lambda _: None))
-
-
-Ask = Callable[[ClusterRecord], status.StatusReport]
 
 
 def states(report: status.StatusReport) -> list[State]:
@@ -94,28 +94,24 @@ def test_a_whole_cluster_and_its_jobs(ask: Ask, cluster: ClusterRecord) -> None:
     assert report.all_up
     text = status_text(report)
     assert "cluster lab: 3 of 3 nodes are up, head 10.0.0.0:20000" in text
-    assert "python train.py" in text
+    assert "python train.py agent.api_key=*" in text
+    assert "hunter2" not in text + job_line((report.jobs or ())[0])
     assert [line.split()[:3] for line in text.splitlines() if line.strip().startswith("2 ")] == [["2", "g", "h2"]]
 
 
 @pytest.mark.parametrize(
-    ("change", "state", "detail", "help"),
+    ("facts", "said", "state", "detail", "help"),
     [
-        ({"record": None}, State.ABSENT, "the cluster does not run there", "rlinf up"),
-        ({"record": {"alive": False, "folder": "/tmp/f", "address": "a"}}, State.DIED, "/tmp/f/up.log", "rlinf up"),
-        ({"listed": False}, State.NOT_JOINED, "does not list it: missed beats", "rlinf up"),
-        ({"kind": CommandOutcome.UNREACHABLE}, State.UNREACHABLE, "unreachable: said so", "look after it"),
+        ("records", None, State.ABSENT, "the cluster does not run there", "rlinf up"),
+        ("records", {"alive": False, "folder": "/tmp/f", "address": "a"}, State.DIED, "/tmp/f/up.log", "rlinf up"),
+        ("listed", False, State.NOT_JOINED, "does not list it: missed beats", "rlinf up"),
+        ("kinds", CommandOutcome.UNREACHABLE, State.UNREACHABLE, "unreachable: said so", "look after it"),
     ],
 )
 def test_a_node_that_is_missing_is_told_with_the_remedy(
-    ask: Ask, machines: Nodes, cluster: ClusterRecord, change: dict[str, Any], state: State, detail: str, help: str
+    ask: Ask, machines: Nodes, cluster: ClusterRecord, facts: str, said: Any, state: State, detail: str, help: str
 ) -> None:
-    if "record" in change:
-        machines.records[2] = change["record"]
-    if "listed" in change:
-        machines.listed[2] = change["listed"]
-    if "kind" in change:
-        machines.kinds[2] = change["kind"]
+    getattr(machines, facts)[2] = said
     report = ask(cluster)
     assert not report.all_up
     assert states(report) == [State.UP, State.UP, state]
@@ -132,22 +128,17 @@ def test_the_dead_raylet_of_a_repaired_node_does_not_count(ask: Ask, machines: N
 
 
 def test_without_the_head_nobody_knows_who_has_joined(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
+    # Nodes that started themselves are known by the head: there is no way from here to them.
+    machines.listed.pop(2)
+    report = ask(replace(cluster, nodes=tuple(node._replace(host=None) for node in cluster.nodes)))
+    assert states(report) == [State.UP, State.UP, State.NOT_JOINED]
+    assert (machines.asked, report.nodes[1].address) == ([0], "10.0.0.1")
     machines.head_answers = False
     machines.records[0] = None
     report = ask(cluster)
     assert states(report) == [State.ABSENT, State.UNCERTAIN, State.UNCERTAIN]
     assert report.jobs is None
     assert "jobs: unknown" in status_text(report)
-
-
-def test_self_started_nodes_are_known_by_the_head(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
-    machines.listed.pop(2)
-    alone = replace(cluster, nodes=tuple(node._replace(host=None) for node in cluster.nodes))
-    report = ask(alone)
-    assert states(report) == [State.UP, State.UP, State.NOT_JOINED]
-    # There is no way from here to the others.
-    assert machines.asked == [0]
-    assert report.nodes[1].address == "10.0.0.1"
 
 
 def test_a_cluster_that_was_started_by_other_means_has_no_name() -> None:
@@ -166,6 +157,7 @@ def test_data_says_what_the_text_says(ask: Ask, machines: Nodes, cluster: Cluste
     assert (data["schema"], data["cluster"], data["whole"]) == ("rlinf.status/1", "lab", False)
     assert [node["state"] for node in data["nodes"]] == ["up", "not started", "up"]
     assert data["jobs"][0]["pid"] == 77
+    assert data["jobs"][0]["command"] == "python train.py agent.api_key=**************"
 
 
 def test_who_holds_devices_and_who_waits_is_shown(machines: Nodes, cluster: ClusterRecord, ask: Ask) -> None:
@@ -193,56 +185,30 @@ def test_who_holds_devices_and_who_waits_is_shown(machines: Nodes, cluster: Clus
     assert waiting["waits_for"] == "accelerator 0 of node 1: /runs/a"
 
 
-def test_no_cluster_is_an_error_that_says_how_to_get_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rlinf_cli.main import main
-
-    monkeypatch.setattr(status, "listing", lambda: {"claims": [], "waiting": []})
-    assert main(["status"]) == 3
-    assert "rlinf up FILE" in capsys.readouterr().err
-    assert main(["status", "--name", "other"]) == 3
-    assert "no cluster `other`" in capsys.readouterr().err
-
-
 def test_without_a_cluster_this_machines_holders_are_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, cluster: ClusterRecord
 ) -> None:
-    from rlinf_cli.main import main
-
+    monkeypatch.setattr(status, "listing", lambda: {"claims": [], "waiting": []})
+    assert "rlinf up FILE" in cli.fails(3, "status")
+    assert "no cluster `other`" in cli.fails(3, "status", "--name", "other")
     one = {"device": "NVIDIA:0", "pid": 77, "user": os.getuid(), "about": {"run": "/runs/a", "step": 12}}
     monkeypatch.setattr(status, "listing", lambda: {"claims": [one], "waiting": []})
-    assert main(["status"]) == 3
-    text = capsys.readouterr().out
+    text = cli.printed(3, "status")
     assert text.startswith("no cluster\n")
     assert "NVIDIA 0" in text
     assert "/runs/a" in text
-
-
-def test_several_clusters_are_an_error_that_names_them(
-    cluster: ClusterRecord, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from rlinf_cli.main import main
-
     for name in ("one", "two"):
         cluster_records.save(replace(cluster, name=name))
-    assert main(["status"]) == 3
-    assert "`one`, `two`" in capsys.readouterr().err
+    assert "`one`, `two`" in cli.fails(3, "status")
 
 
-@pytest.fixture
-def nodes() -> Callable[[int], Sequence[NodeTarget]]:
-    def make(count: int) -> Sequence[NodeTarget]:
-        config = ClusterConfig.model_validate({"num_nodes": count, "hosts": [f"h{rank}" for rank in range(count)]})
-        return inventory.targets(config)
-
-    return make
+def table_of(count: int) -> PhaseTable:
+    config = ClusterConfig.model_validate({"num_nodes": count, "hosts": [f"h{rank}" for rank in range(count)]})
+    return PhaseTable(inventory.targets(config), Phase.VERIFY)
 
 
-def test_each_step_of_few_nodes_is_a_line(
-    nodes: Callable[[int], Sequence[NodeTarget]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = PhaseTable(nodes(2), Phase.VERIFY)
+def test_each_step_of_few_nodes_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    table = table_of(2)
     with table.shown():
         table.update(Event(1, Phase.JOIN, Progress.BEGUN, deadline=60))
         table.update(Event(1, Phase.JOIN, Progress.DONE, "10.0.0.2"))
@@ -250,30 +216,23 @@ def test_each_step_of_few_nodes_is_a_line(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == ["node 1 (h1): join ok (10.0.0.2)", "node 0 (h0): start head failed (port 1 is taken)"]
-
-
-def test_of_many_nodes_only_failures_are_lines(
-    nodes: Callable[[int], Sequence[NodeTarget]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = PhaseTable(nodes(100), Phase.VERIFY)
+    # Of many nodes only failures are lines.
+    table = table_of(100)
     for rank in range(100):
         table.update(Event(rank, Phase.PROBE, Progress.DONE if rank != 7 else Progress.FAILED, "x"))
     assert capsys.readouterr().err.splitlines() == ["node 7 (h7): probe failed (x)"]
 
 
-def test_a_wait_is_told_with_its_deadline(
-    nodes: Callable[[int], Sequence[NodeTarget]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = PhaseTable(nodes(5), Phase.VERIFY)
+def test_a_wait_is_told_with_its_deadline(capsys: pytest.CaptureFixture[str]) -> None:
+    table = table_of(5)
     for rank in range(5):
         table.update(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
     table.remind()
     assert capsys.readouterr().err == ""
     table._word_at = 0.0
     table.remind()
-    assert capsys.readouterr().err == (
-        "waiting for node 0 in join, 0 of 60 s, node 1 in join, 0 of 60 s, node 2 in join, 0 of 60 s, and 2 more\n"
-    )
+    waits = ", ".join(f"node {rank} in join, 0 of 60 s" for rank in range(3))
+    assert capsys.readouterr().err == f"waiting for {waits}, and 2 more\n"
 
 
 class Terminal(io.StringIO):
@@ -282,16 +241,14 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("count", [3, 100])
-def test_a_terminal_gets_a_table(
-    nodes: Callable[[int], Sequence[NodeTarget]], count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_a_table(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(console.verbosity, "quiet", False)
     for name, value in (("TERM", "xterm"), ("COLUMNS", "80")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    table = PhaseTable(nodes(count), Phase.VERIFY)
+    table = table_of(count)
     with table.shown():
         for rank in range(count):
             table.update(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
@@ -303,19 +260,13 @@ def test_a_terminal_gets_a_table(
         assert "100 nodes: 100 in join" in shown
 
 
-def test_answers_of_nodes_are_text_not_markup_or_control(
-    nodes: Callable[[int], Sequence[NodeTarget]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rich.console import Console
-
-    table = PhaseTable(nodes(1), Phase.VERIFY)
+def test_answers_of_nodes_are_text_not_markup_or_control() -> None:
+    table = table_of(1)
     row = table._rows[0]
     row.node = replace(row.node, host="[red]h0")
     row.detail = "\x1b]0;x\x07 [bold]"
-    screen = Console(file=io.StringIO(), width=120, force_terminal=True)
-    screen.print(table._grid())
-    assert isinstance(screen.file, io.StringIO)
-    shown = screen.file.getvalue()
-    assert "[red]h0" in shown
-    assert "[bold]" in shown
-    assert "\x1b]" not in shown
+    output = io.StringIO()
+    Console(file=output, width=120, force_terminal=True).print(table._grid())
+    assert "[red]h0" in output.getvalue()
+    assert "[bold]" in output.getvalue()
+    assert "\x1b]" not in output.getvalue()

@@ -60,13 +60,7 @@ def test_the_head_comes_first_and_all_are_asked_for_at_the_end(site: Site) -> No
         for phase in (Phase.CONNECT, Phase.PROBE, Phase.JOIN, Phase.VERIFY)
         for progress in (Progress.BEGUN, Progress.DONE)
     ]
-
-
-def test_every_begun_phase_has_a_deadline(site: Site) -> None:
-    site.up()
-    begun = [event for event in site.events if event.progress is Progress.BEGUN]
-    assert begun
-    assert all(event.deadline for event in begun)
+    assert all(event.deadline for event in site.events if event.progress is Progress.BEGUN)
 
 
 def test_again_changes_nothing(site: Site) -> None:
@@ -116,12 +110,21 @@ def test_when_the_head_died_all_start_again(site: Site) -> None:
     assert restarts == {0: False, 1: True, 2: True, 3: True}
 
 
-def test_what_contradicts_the_file_is_refused_and_named(site: Site, make_nodes: Nodes) -> None:
+@pytest.mark.parametrize(
+    ("count", "hosts", "why"),
+    [
+        (4, "h[0-3]\n  ports: 21000-21999", "node 0 (h0): `ports` is `20000-20999`, the file says `21000-21999`"),
+        (3, "h[0-2]", "node 3 (h3) is up, the file has 3 nodes"),
+        (4, "[h0, h1, h2, other]", "node 3 is up on h3, the file says other"),
+    ],
+)
+def test_what_contradicts_the_file_is_refused_and_named(
+    site: Site, make_nodes: Nodes, count: int, hosts: str, why: str
+) -> None:
     site.up()
-    text = "cluster:\n  num_nodes: 4\n  hosts: h[0-3]\n  ports: 21000-21999\n"
-    with pytest.raises(RLinfError, match="the running nodes do not match the file") as caught:
-        site.up(make_nodes(text=text))
-    assert "node 0 (h0): `ports` is `20000-20999`, the file says `21000-21999`" in str(caught.value.why)
+    with pytest.raises(RLinfError, match="not match the file") as caught:
+        site.up(make_nodes(text=f"cluster:\n  num_nodes: {count}\n  hosts: {hosts}\n"))
+    assert why in str(caught.value.why)
     assert site.started() == []
 
 
@@ -144,21 +147,6 @@ def test_a_cluster_without_a_token_is_not_taken_for_one_with(site: Site) -> None
     with pytest.raises(RLinfError) as caught:
         site.up()
     assert "`authentication` is `none`, the file says `token`" in str(caught.value.why)
-
-
-def test_fewer_nodes_than_are_up_are_refused(site: Site, make_nodes: Nodes) -> None:
-    site.up()
-    with pytest.raises(RLinfError, match="does not match the file") as caught:
-        site.up(make_nodes(3))
-    assert caught.value.why == "node 3 (h3) is up, the file has 3 nodes"
-
-
-def test_another_host_for_a_node_that_is_up_is_refused(site: Site, make_nodes: Nodes) -> None:
-    site.up()
-    text = "cluster:\n  num_nodes: 4\n  hosts: [h0, h1, h2, other]\n"
-    with pytest.raises(RLinfError) as caught:
-        site.up(make_nodes(text=text))
-    assert caught.value.why == "node 3 is up on h3, the file says other"
 
 
 def test_brought_up_from_another_machine(site: Site, state_home: Path) -> None:
@@ -198,20 +186,15 @@ def test_without_the_head_nobody_is_started(site: Site) -> None:
     assert report.address == ""
 
 
-def test_a_node_that_its_head_does_not_list(site: Site) -> None:
-    site.fake.nodes[3].unlisted = True
-    report = site.up()
-    [failure] = report.failures
-    assert (failure.rank, failure.phase) == (3, Phase.VERIFY)
-    assert failure.why == "it joined and died: missed beats"
-
-
 def test_a_node_that_goes_silent_is_told_with_its_phase(site: Site) -> None:
     site.fake.nodes[1].hangs_in = "start"
     site.fake.nodes[2].hangs_in = "probe"
-    report = site.up()
-    assert [(failure.rank, failure.phase) for failure in report.failures] == [(1, Phase.JOIN), (2, Phase.PROBE)]
-    assert "no answer within" in report.failures[0].message
+    site.fake.nodes[3].unlisted = True
+    failures = {failure.rank: failure for failure in site.up().failures}
+    phases = {rank: failure.phase for rank, failure in failures.items()}
+    assert phases == {1: Phase.JOIN, 2: Phase.PROBE, 3: Phase.VERIFY}
+    assert "no answer within" in failures[1].message
+    assert failures[3].why == "it joined and died: missed beats"
 
 
 @pytest.mark.parametrize(
@@ -241,20 +224,16 @@ def test_node_faults_are_reported_before_anything_starts(
     assert 2 not in site.started()
 
 
-def test_code_need_not_agree_where_it_is_shipped(site: Site) -> None:
+def test_the_heads_address_is_the_files_or_where_ssh_reached_it(site: Site) -> None:
+    # Code need not agree where it is shipped.
     site.fake.nodes[2].fingerprint = None
     assert site.up(fingerprint=None).ok
-
-
-def test_the_heads_address_is_the_files_or_where_ssh_reached_it(site: Site) -> None:
-    site.up()
-    [start] = [request for request in site.fake.requests if request["verb"] == "start" and request["to"] == 0]
-    assert start["address"] == "10.0.0.1"
     other = Site(site.nodes)
     cluster_records.forget("c")
     other.up(head_address="192.168.0.7")
-    [start] = [request for request in other.fake.requests if request["verb"] == "start" and request["to"] == 0]
-    assert start["address"] == "192.168.0.7"
+    for one, address in ((site, "10.0.0.1"), (other, "192.168.0.7")):
+        starts = [request for request in one.fake.requests if request["verb"] == "start" and request["to"] == 0]
+        assert [start["address"] for start in starts] == [address]
 
 
 def test_one_node_by_itself_joins_what_it_is_told(site: Site) -> None:

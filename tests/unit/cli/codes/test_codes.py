@@ -18,17 +18,12 @@ from rlinf_core.job.load import Job, Probe
 from rlinf_core.process.import_path import EntryPoint, offered
 from rlinf_core.topology import NodeInfo
 
-PACKAGE = Path(__file__).parents[4] / "rlinf_core"
-LINT = Path(__file__).parents[4] / "rlinf_cli" / "lint"
-RECIPES = Path(__file__).parents[4] / "recipes"
+ROOT = Path(__file__).parents[4]
 # Where findings are made.
+FOLDERS = ("rlinf_core/config", "rlinf_core/hardware", "rlinf_core/placement", "rlinf_core/job", "rlinf_cli/job")
 SOURCES = [
-    *(PACKAGE / "config").rglob("*.py"),
-    *(PACKAGE / "hardware").rglob("*.py"),
-    *(PACKAGE / "placement").rglob("*.py"),
-    *(PACKAGE / "job").rglob("*.py"),
-    *LINT.rglob("*.py"),
-    *RECIPES.glob("*/*.py"),
+    *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")),
+    *(ROOT / "recipes").glob("*/*.py"),
 ]
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
 
@@ -103,33 +98,25 @@ def place(diagnostic: Diagnostic) -> tuple[str, int, int, int, int]:
     return (span.source.name, begin.line, begin.column, finish.line, finish.column)
 
 
-def codes() -> list[Code]:
-    return list(all_codes().values())
-
-
-@pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
-def test_wrong_example_is_reported_at_the_markers(code: Code, load: Load) -> None:
+@pytest.mark.parametrize("code", all_codes().values(), ids=lambda code: code.name)
+def test_examples_of_a_code(code: Code, load: Load) -> None:
+    """The wrong one is reported at the markers, and the right one is free of the code."""
     job, marked = load(code.wrong)
     diagnostics = [diagnostic for diagnostic in job.diagnostics if diagnostic.code == code.name]
     assert diagnostics, f"not among {[diagnostic.code for diagnostic in job.diagnostics]}"
     assert {diagnostic.severity for diagnostic in diagnostics} == {code.severity}
-    if code.wrong.data is not None:
-        return  # bytes that are no text have no markers; the reader's own tests look at the place
-    if marked is None:
+    # Bytes that are no text have no markers; the reader's own tests look at the place.
+    if code.wrong.data is None and marked is None:
         assert (diagnostics[0].span.begin.line, diagnostics[0].span.begin.column) == (1, 1)
-    else:
+    elif code.wrong.data is None:
         assert [place(diagnostic) for diagnostic in diagnostics] == [marked]
-
-
-@pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
-def test_right_example_is_free_of_the_code(code: Code, load: Load) -> None:
     job, marked = load(code.right)
     assert marked is None, "a right example marks nothing"
     assert [diagnostic.code for diagnostic in job.diagnostics if diagnostic.code == code.name] == []
     assert job.ok, [(diagnostic.code, diagnostic.message) for diagnostic in job.diagnostics]
 
 
-@pytest.mark.parametrize("code", codes(), ids=lambda code: code.name)
+@pytest.mark.parametrize("code", all_codes().values(), ids=lambda code: code.name)
 def test_entry_is_complete(code: Code) -> None:
     assert KEBAB.fullmatch(code.name)
     assert code.title
@@ -155,15 +142,11 @@ def emitted_codes() -> Iterator[tuple[str, str]]:
                         and isinstance(value.value, str)
                         and KEBAB.fullmatch(value.value)
                     ):
-                        yield value.value, f"{file.relative_to(PACKAGE.parent)}:{value.lineno}"
+                        yield value.value, f"{file.relative_to(ROOT)}:{value.lineno}"
 
 
 def test_every_code_that_is_emitted_has_an_entry() -> None:
-    known = all_codes()
-    missing = {name: where for name, where in emitted_codes() if name not in known}
-    assert missing == {}
-
-
-def test_the_scan_for_emitted_codes_sees_every_stage() -> None:
-    results = {name for name, _ in emitted_codes()}
-    assert results >= {"duplicate-key", "unknown-key", "bad-value", "duplicate-label", "placement-out-of-range"}
+    emitted = dict(emitted_codes())
+    assert {name: where for name, where in emitted.items() if name not in all_codes()} == {}
+    # The scan sees every stage.
+    assert emitted.keys() >= {"duplicate-key", "unknown-key", "bad-value", "duplicate-label", "placement-out-of-range"}

@@ -45,7 +45,7 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with everything that a run leaves, and a checkpoint."""
     log_path = tmp_path_factory.mktemp("received")
     run = full_run(str(log_path))
-    job = load_job("laptop", ("actor.model.hidden_dim=8",), environ={})
+    job = load_job("embodied/pick-laptop", ("actor.model.hidden_dim=8",), environ={})
     run.write_config_text(resolved_text(job.tree, job.config))
     _checkpoint(run)
     return run.path
@@ -150,6 +150,17 @@ def test_no_command_runs_what_is_in_a_file(
         shutil.rmtree(log_path)
 
 
+def installed(
+    folder: Path, *words: str, python_path: str | None = None, program: str = "rlinf"
+) -> subprocess.CompletedProcess[str]:
+    """Run an installed command in a folder."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if python_path is not None:
+        environ["PYTHONPATH"] = python_path
+    command = [Path(sys.executable).with_name(program), *words]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=100, check=False)
+
+
 @pytest.mark.security
 @pytest.mark.parametrize("start", [("rlinf",), ("python", "-m", "rlinf_cli")], ids=["script", "module"])
 @pytest.mark.parametrize("path", [None, "."], ids=["unnamed", "named"])
@@ -160,23 +171,11 @@ def test_recipe_that_came_with_a_file_does_not_run(tmp_path: Path, start: tuple[
     (tmp_path / "came_along.py").write_text(f"{code(marker)}from rlinf_core import Recipe\nrecipe = {makes}\n")
     (tmp_path / "job.yaml").write_text("recipe: came_along:recipe\ncluster: {num_nodes: 1}\n")
     program, *arguments = start
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [Path(sys.executable).with_name(program), *arguments, "validate", "job.yaml"],
-        cwd=tmp_path,
-        env=environment if path is None else {**environment, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = installed(tmp_path, *arguments, "validate", "job.yaml", python_path=path, program=program)
     assert done.returncode == 2, done.stderr
     assert "error[unknown-recipe]" in done.stdout
     assert ("is in the working folder" if path is None else "is not a Recipe") in done.stdout
     assert not marker.exists()
-
-
-RLINF = Path(sys.executable).with_name("rlinf")
 
 
 TEMPLATES = (
@@ -213,8 +212,8 @@ def read_model(cli: Cli, folder: Path) -> None:
     """Read a model's folder by every command and reader that does."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    cli("validate", "math_laptop", f"actor.model.model_path={folder}", "actor.model.model_type=hf")
-    cli("inspect", "memory", "math_laptop", f"actor.model.model_path={folder}", "actor.model.model_type=hf")
+    cli("validate", "math/sums-laptop", f"actor.model.model_path={folder}", "actor.model.model_type=hf")
+    cli("inspect", "memory", "math/sums-laptop", f"actor.model.model_path={folder}", "actor.model.model_type=hf")
     for read in (
         lambda: load_tokenizer(str(folder)).apply_chat_template([{"role": "user", "content": "x"}], tokenize=False),
         lambda: config_of(AutoConfig, str(folder)),
@@ -238,15 +237,13 @@ AUTO_MAP = {
 }
 
 
-def test_the_model_is_read_where_nothing_is_planted(cli: Cli, model: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    assert load_tokenizer(str(model))("x")
-    assert load_pretrained(AutoModelForCausalLM, str(model)) is not None
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "x"])
 def test_code_beside_a_model_is_not_run(cli: Cli, model: Path, marker: Path, kind: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    # Where nothing is planted the model is read.
+    assert load_tokenizer(str(model))("x")
+    assert load_pretrained(AutoModelForCausalLM, str(model)) is not None
     changed(model / "config.json", auto_map=AUTO_MAP, model_type=kind, attn_implementation="x/y")
     changed(model / "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="XTokenizer")
     changed(model / "processor_config.json", auto_map=AUTO_MAP)
@@ -323,18 +320,20 @@ def test_code_in_a_file_of_a_data_set_is_not_run(tmp_path: Path, marker: Path) -
 
 @pytest.mark.parametrize(
     "command",
-    [["validate", "math_laptop"], pytest.param(["inspect", "memory", "math_laptop"], marks=pytest.mark.nightly)],
+    [
+        ["validate", "math/sums-laptop"],
+        pytest.param(["inspect", "memory", "math/sums-laptop"], marks=pytest.mark.nightly),
+    ],
     ids=" ".join,
 )
 def test_modules_of_a_received_folder_are_not_imported(tmp_path: Path, marker: Path, command: list[str]) -> None:
     """The installed command and the processes that it starts, in the folder itself."""
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "run.json").write_text("{}")
     place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text("{}")
     plant_neighbours(place, marker)
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([RLINF, *command], cwd=place, env=environ, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    done = installed(place, *command)
+    assert done.returncode == 0, done.stderr
     assert not marker.exists()
 
 

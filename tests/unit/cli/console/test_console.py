@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import itertools
+import json
+import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,35 +19,33 @@ import pytest
 from rlinf_cli.console import console
 
 
-class Terminal:
-    """Standard output as a terminal of a given width."""
+@pytest.fixture
+def terminal_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Make standard output a terminal, of so many columns, with variables."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    def make(columns: int, **environ: str) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-        monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.delenv("NO_COLOR", raising=False)
-        monkeypatch.setenv("TERM", "xterm-256color")
+        for name, value in {"COLUMNS": str(columns), "TERM": "xterm-256color", **environ}.items():
+            monkeypatch.setenv(name, value)
+
+    return make
 
 
-def test_styles_reach_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_styles_reach_a_terminal_only(terminal_of: Callable[..., None]) -> None:
     assert console.style("x", "red") == "x"
-    Terminal(monkeypatch, 80)
+    terminal_of(80)
     assert console.style("x", "red") == "\x1b[1;31mx\x1b[0m"
 
 
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+@pytest.mark.parametrize(
+    ("environ", "colored"), [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)]
+)
 def test_a_terminal_may_refuse_colours(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+    terminal_of: Callable[..., None], environ: dict[str, str], colored: bool
 ) -> None:
-    Terminal(monkeypatch, 80)
-    monkeypatch.setenv(name, value)
-    assert not console.colored()
-
-
-def test_an_empty_no_color_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    Terminal(monkeypatch, 80)
-    monkeypatch.setenv("NO_COLOR", "")
-    assert console.colored()
+    terminal_of(80, **environ)
+    assert console.colored() is colored
 
 
 def test_a_table_is_never_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,18 +54,22 @@ def test_a_table_is_never_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]) -
     assert lines == ["name   ranks", f"actor  {wide}"]
 
 
-def test_a_table_is_folded_to_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    Terminal(monkeypatch, 60)
-    monkeypatch.setenv("NO_COLOR", "1")
+def test_a_table_is_folded_to_the_terminal(terminal_of: Callable[..., None]) -> None:
+    terminal_of(60, NO_COLOR="1")
     lines = console.table(("name", "ranks"), [("actor", "0-1," * 40), ("rollout", "7")]).splitlines()
     assert max(map(len, lines)) <= 60
     assert "".join(line[9:].strip() for line in lines[1:-1]) == "0-1," * 40
     assert lines[-1].split() == ["rollout", "7"]
+    # A long name does not squeeze the other columns.
+    lines = console.table(("name", "ranks"), [("component-" * 8, "0-63,70-77"), ("rollout", "7")]).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.endswith("0-63,70-77") for line in lines)
 
 
 def test_table_cells_are_text_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "[a800]" in console.table(("", ""), [("[a800]", "[red]x[/red]")])
-    assert "[red]x[/red]" in console.table(("", ""), [("[a800]", "[red]x[/red]")])
+    shown = console.table(("", ""), [("[a800]", "[red]x[/red]")])
+    assert "[a800]" in shown
+    assert "[red]x[/red]" in shown
 
 
 def test_messages_are_dropped_when_quiet_and_errors_are_not(
@@ -72,33 +77,24 @@ def test_messages_are_dropped_when_quiet_and_errors_are_not(
 ) -> None:
     monkeypatch.setattr(console.verbosity, "quiet", True)
     console.message("beside")
-    console.error("wrong")
+    console.error_block("it broke", where="node 3", why="no route\nto host", do="plug it in")
     console.result("42")
     out, err = capsys.readouterr()
-    assert (out, err) == ("42\n", "wrong\n")
-
-
-def test_an_error_is_one_block(capsys: pytest.CaptureFixture[str]) -> None:
-    console.error_block("it broke", where="node 3", why="no route\nto host", do="plug it in")
-    assert capsys.readouterr().err == (
-        "error: it broke\n  where: node 3\n    why: no route\n         to host\n     do: plug it in\n"
-    )
-
-
-def test_a_long_name_does_not_squeeze_the_other_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Terminal(monkeypatch, 60)
-    monkeypatch.setenv("NO_COLOR", "1")
-    lines = console.table(("name", "ranks"), [("component-" * 8, "0-63,70-77"), ("rollout", "7")]).splitlines()
-    assert max(map(len, lines)) <= 60
-    assert any(line.endswith("0-63,70-77") for line in lines)
+    assert out == "42\n"
+    assert err == "error: it broke\n  where: node 3\n    why: no route\n         to host\n     do: plug it in\n"
 
 
 def test_json_holds_no_character_that_a_terminal_acts_on(capsys: pytest.CaptureFixture[str]) -> None:
     console.result_json({"a": "\x1b\x7f\x9b环"})
     out = capsys.readouterr().out
     assert out == '{\n  "a": "\\u001b\\u007f\\u009b环"\n}\n'
+
+
+def test_json_has_null_for_a_number_that_is_not_finite() -> None:
+    assert json.loads(console.json_text({"a": [math.nan, (math.inf, 1.5)], "b": {"c": -math.inf}})) == {
+        "a": [None, [None, 1.5]],
+        "b": {"c": None},
+    }
 
 
 class Full(io.StringIO):
@@ -124,7 +120,7 @@ def test_result_without_room_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 pexpect: Any = pytest.importorskip("pexpect")
 
 RLINF = Path(sys.executable).with_name("rlinf")
-WIDE = ("inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8")
+WIDE = "inspect placement hetero18 --assume a800=8 --assume 4090=8"
 Run = Callable[..., tuple[int, str]]
 
 
@@ -151,42 +147,29 @@ def terminal(tmp_path: Path) -> Run:
     return run
 
 
-def plain(text: str) -> str:
-    import re
-
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
 @pytest.mark.parametrize(
-    "arguments",
+    "typed",
     [
-        WIDE,
-        (*WIDE, "--tree"),
-        (*WIDE, "--all"),
-        ("inspect", "env", *WIDE[2:], "--component", "actor", "--rank", "3"),
-        ("explain",),
-        ("explain", "cluster.node_groups"),
-        ("explain", "placement-out-of-range"),
-        ("recipes",),
-        ("--help",),
-        ("validate", "--help"),
+        *(
+            WIDE,
+            f"{WIDE} --all",
+            f"{WIDE.replace('placement', 'env')} --component actor --rank 3",
+            "explain",
+            "recipes",
+        ),
+        *("explain cluster.node_groups", "explain placement-out-of-range", "--help", "validate --help"),
     ],
-    ids=" ".join,
 )
-def test_nothing_is_wider_than_the_terminal(terminal: Run, arguments: tuple[str, ...]) -> None:
-    code, shown = terminal(*arguments)
+def test_nothing_is_wider_than_the_terminal(terminal: Run, typed: str) -> None:
+    code, shown = terminal(*typed.split())
     assert code == 0
-    assert [line for line in plain(shown).splitlines() if len(line) > 80] == []
-
-
-def test_the_summary_stays_a_table_on_80_columns(terminal: Run) -> None:
-    _, shown = terminal(*WIDE)
-    lines = plain(shown).splitlines()
-    header = next(line for line in lines if line.startswith("component"))
-    rows = [line for line in lines if line.startswith(("actor", "rollout", "env", "agent"))]
-    assert len(rows) == 4
-    column = header.index("nodes")
-    assert [row[column:].split()[0] for row in rows] == ["0-7", "8-15", "16-17", "0-3"]
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    if typed == WIDE:
+        header = next(line for line in lines if line.startswith("component"))
+        rows = [line for line in lines if line.startswith(("actor", "rollout", "env", "agent"))]
+        nodes = [row[header.index("nodes") :].split()[0] for row in rows]
+        assert nodes == ["0-7", "8-15", "16-17", "0-3"]
 
 
 def test_long_line_is_cropped_around_its_caret(terminal: Run, tmp_path: Path) -> None:
@@ -201,15 +184,9 @@ def test_long_line_is_cropped_around_its_caret(terminal: Run, tmp_path: Path) ->
 
 def test_colours_on_a_terminal_only(terminal: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("cluster: {num_nodes: 0}\n")
-    code, shown = terminal("validate", "bad.yaml")
-    assert code == 2
-    assert "\x1b[1;31merror[" in shown
-    for refusal in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        code, shown = terminal("validate", "bad.yaml", **refusal)
-        assert code == 2
-        assert "\x1b" not in shown
-    code, shown = terminal(*WIDE, NO_COLOR="1")
-    assert "\x1b" not in shown
+    assert "\x1b[1;31merror[" in terminal("validate", "bad.yaml")[1]
+    assert "\x1b" not in terminal("validate", "bad.yaml", NO_COLOR="1")[1]
+    assert "\x1b" not in terminal(*WIDE.split(), NO_COLOR="1")[1]
 
 
 @pytest.mark.parametrize("after", [0.05, 0.12, 0.14])

@@ -49,15 +49,23 @@ def wait(_: Job) -> None:
     time.sleep(LONG)
 
 
+def ended(error: type[BaseException], work: Work, **how: Any) -> Job:
+    """Return a run that was ended by a signal."""
+    job = Job(work, **how)
+    with job.interrupts, pytest.raises(error):
+        job.run()
+    return job
+
+
 def test_a_signal_ends_what_waits() -> None:
     def interrupted(job: Job) -> None:
         signal.raise_signal(signal.SIGINT)
         wait(job)
 
-    job = Job(interrupted)
-    with job.interrupts, pytest.raises(KeyboardInterrupt):
-        job.run()
+    job = ended(KeyboardInterrupt, interrupted)
     assert (job.interrupts.code, job.notices) == (ExitCode.INTERRUPTED, 1)
+    # A step that takes too long is cut short.
+    ended(KeyboardInterrupt, interrupted, patience=0.2)
 
 
 def test_outside_of_the_run_it_is_remembered() -> None:
@@ -127,9 +135,7 @@ def test_an_import_is_ended_first(module: Callable[[str], str]) -> None:
         seen.append(__import__(name).done)
         wait(job)
 
-    job = Job(importing)
-    with job.interrupts, pytest.raises(SystemExit):
-        job.run()
+    ended(SystemExit, importing)
     assert seen == [True]
 
 
@@ -144,9 +150,7 @@ def test_a_finalizer_is_ended_first(capfd: pytest.CaptureFixture[str]) -> None:
         Finalized()
         wait(job)
 
-    job = Job(finalizing)
-    with job.interrupts, pytest.raises(SystemExit):
-        job.run()
+    ended(SystemExit, finalizing)
     assert capfd.readouterr().err == ""
 
 
@@ -176,9 +180,7 @@ def test_what_was_lost_is_raised_again_where_it_suits() -> None:
             job.interrupts.check()
         job.interrupts.check(again=True)
 
-    job = Job(losing)
-    with job.interrupts, pytest.raises(KeyboardInterrupt):
-        job.run()
+    ended(KeyboardInterrupt, losing)
 
 
 def test_a_step_is_waited_for_until_it_is_done() -> None:
@@ -189,34 +191,26 @@ def test_a_step_is_waited_for_until_it_is_done() -> None:
         steps.append(1)
         job.interrupts.check()
 
-    job = Job(stepping, patience=LONG)
-    with job.interrupts, pytest.raises(KeyboardInterrupt):
-        job.run()
+    ended(KeyboardInterrupt, stepping, patience=LONG)
     assert steps == [1]
 
 
-def test_a_step_that_takes_too_long_is_cut_short() -> None:
-    def stepping(job: Job) -> None:
-        signal.raise_signal(signal.SIGINT)
-        wait(job)
-
-    job = Job(stepping, patience=0.2)
-    with job.interrupts, pytest.raises(KeyboardInterrupt):
-        job.run()
-
-
-def test_a_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("second", "codes"), [(signal.SIGINT, [143]), (signal.SIGTERM, []), (signal.SIGHUP, [])])
+def test_only_a_later_ctrl_c_ends_the_process(
+    second: signal.Signals, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second `rlinf stop`, or a scheduler that repeats itself, does not cost the checkpoint."""
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
 
     def twice(_: Job) -> None:
         signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(second)
 
     job = Job(twice, patience=LONG)
     with job.interrupts:
         job.run()
-    assert (ended, job.hard) == ([143], [ExitCode.TERMINATED])
+    assert (ended, job.hard) == (codes, [ExitCode.TERMINATED] * len(codes))
 
 
 def test_long_import_of_an_idle_run_is_not_waited_for(
@@ -229,19 +223,17 @@ def test_long_import_of_an_idle_run_is_not_waited_for(
         while not ended and time.monotonic() < deadline:
             time.sleep(0.01)
     """)
-    ended: list[int] = []
-    monkeypatch.setattr("builtins.ended", ended, raising=False)
-    monkeypatch.setattr("os._exit", ended.append)
+    codes: list[int] = []
+    monkeypatch.setattr("builtins.ended", codes, raising=False)
+    monkeypatch.setattr("os._exit", codes.append)
 
     def importing(job: Job) -> None:
         __import__(name)
         # Here the process would have ended.
         wait(job)
 
-    job = Job(importing, holds_nothing=True)
-    with job.interrupts, pytest.raises(KeyboardInterrupt):
-        job.run()
-    assert (ended[0], job.hard[0]) == (130, ExitCode.INTERRUPTED)
+    job = ended(KeyboardInterrupt, importing, holds_nothing=True)
+    assert (codes[0], job.hard[0]) == (130, ExitCode.INTERRUPTED)
 
 
 def test_importing_is_seen_from_within() -> None:

@@ -40,6 +40,13 @@ class FakeConfig(JobConfig):
     fake: Fake = Field(default_factory=Fake, description="The program.")
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it, with a message that cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
 recipe = Recipe("fake", "tells of steps", "fakerecipe:FakeConfig", "fake.yaml", "fakerecipe:program")
 unprogrammed = Recipe("unprogrammed", "has no program", "fakerecipe:FakeConfig", "fake.yaml")
 
@@ -102,6 +109,8 @@ def _fail(fake: Fake, folder: Any) -> None:
         raise ClusterError("2 of 3 nodes joined within 30 s", where="10.0.0.1:6379", help="start the missing one")
     if how == "bug":
         raise KeyError("surprise")
+    if how == "panic":
+        raise Panic
     if how == "kill":
         os.kill(os.getpid(), 9)
     if how == "hang":

@@ -25,14 +25,13 @@ from rlinf_cli.placement.picture import (
 )
 from rlinf_cli.report.page import placement_page
 from rlinf_cli.runs.documents import DrawnPlacement
-from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.reading import decode, read
 from rlinf_core.config.secrets import MASK
 from rlinf_core.config.tree import MappingNode, find, to_data
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 from rlinf_core.topology import ClusterTopology
+from tests.unit.config.texts import tree_of
 from tests.unit.test_topology import FRANKA
 from tests.unit.test_topology import cluster as cluster_of
 
@@ -76,15 +75,6 @@ def picture(cards: tuple[Card, ...], components: tuple[tuple[str, int], ...] = (
     return Picture("job", "words", components, (Section("a800", "nodes", cards),))
 
 
-def test_one_node_shows_every_unit_and_rank() -> None:
-    page = drawn(picture((node(0, "actor"),)))
-    assert "node 0" in page.texts
-    assert [run["units"] for run in units(picture((node(0, "actor"),)))] == [[str(unit)] for unit in range(8)]
-    # Each number twice: as that of a unit, and as the rank on it.
-    assert [page.texts.count(str(number)) for number in range(8)] == [2] * 8
-    assert page.texts.count("actor") == 9
-
-
 def test_components_of_a_shared_unit_have_distinct_colours() -> None:
     shared = Cell(ACCELERATOR, 0, (User("actor", (0,)), User("rollout", (0, 1))))
     (unit,) = units(picture((Card((0,), None, (shared,), ()),), (("actor", 1), ("rollout", 2))))
@@ -106,10 +96,15 @@ def test_robots_have_a_row_of_their_own() -> None:
     assert "Franka 0 · 10.0.0.1" in drawn(picture((Card((0,), None, cells, ()),), (("env", 1),))).texts
 
 
-def test_an_idle_unit_is_explained() -> None:
-    idle = picture((Card((0,), None, (Cell(ACCELERATOR, 0, ()),), ()),))
-    assert "idle" in drawn(idle).texts
-    assert "idle" not in drawn(picture((node(0, "actor"),))).texts
+def test_one_node_shows_every_unit_and_rank() -> None:
+    page = drawn(picture((node(0, "actor"),)))
+    assert "node 0" in page.texts
+    assert [run["units"] for run in units(picture((node(0, "actor"),)))] == [[str(unit)] for unit in range(8)]
+    # Each number twice: as that of a unit, and as the rank on it.
+    assert [page.texts.count(str(number)) for number in range(8)] == [2] * 8
+    assert page.texts.count("actor") == 9
+    assert "idle" not in page.texts
+    assert "idle" in drawn(picture((Card((0,), None, (Cell(ACCELERATOR, 0, ()),), ()),))).texts
 
 
 def test_processes_without_a_unit_are_a_bar_of_their_node() -> None:
@@ -221,13 +216,9 @@ def test_labels_of_a_node_are_the_users_own() -> None:
     assert [labels_of(topology, rank) for rank in range(3)] == [(), ("arms",), ("arms", "second")]
 
 
-def test_masking_an_environment() -> None:
-    inputs = {"HF_TOKEN": "x", "EMPTY_KEY": "", "PATH": "/bin"}
-    assert {name: masked(name, value, ()) for name, value in inputs.items()} == {
-        "HF_TOKEN": MASK,
-        "EMPTY_KEY": "",
-        "PATH": "/bin",
-    }
+@pytest.mark.parametrize(("name", "value", "shown"), [("HF_TOKEN", "x", MASK), ("A_KEY", "", ""), ("PATH", "/b", "/b")])
+def test_masking_an_environment(name: str, value: str, shown: str) -> None:
+    assert masked(name, value, ()) == shown
 
 
 TEXT = """
@@ -253,18 +244,13 @@ cluster:
       accelerators: {per_node: 2}
       env_configs:
         - node_ranks: all
-          env_vars: {LEVEL: 2.50, CUDA_VISIBLE_DEVICES: "7"}
+          env_vars: {LEVEL: 2.50, CUDA_VISIBLE_DEVICES: "7", PYTHONPATH: ""}
 """
 
 
 @pytest.fixture
 def tree() -> MappingNode:
-    diagnostics = Diagnostics()
-    source = decode("file.yaml", TEXT.encode(), diagnostics)
-    assert source is not None
-    tree = read(source, diagnostics)
-    assert tree is not None
-    return tree
+    return tree_of(TEXT)
 
 
 @pytest.fixture
@@ -277,52 +263,37 @@ def cluster(tree: MappingNode) -> ClusterConfig:
 def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: MappingNode) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[1]
-    diagnostics = process_variables(cluster, placement, tree)
-    assert [diagnostic.name for diagnostic in diagnostics] == sorted(diagnostic.name for diagnostic in diagnostics)
+    variables = process_variables(cluster, placement, tree)
+    assert [variable.name for variable in variables] == sorted(variable.name for variable in variables)
     values = {
-        diagnostic.name: (diagnostic.value, diagnostic.layer, diagnostic.span.text if diagnostic.span else None)
-        for diagnostic in diagnostics
+        variable.name: (variable.value, variable.layer, variable.span.text if variable.span else None)
+        for variable in variables
     }
+    ranks = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_LOCAL_RANK": "1", "NODE_RANK": "0", "RANK": "1"}
+    runtime = ranks | {"CUDA_VISIBLE_DEVICES": "1", "MASTER_ADDR": "<at launch>", "MASTER_PORT": "<at launch>"}
     assert values == {
-        "CUDA_VISIBLE_DEVICES": ("1", Layer.RUNTIME, None),
+        **{name: (value, Layer.RUNTIME, None) for name, value in {**runtime, "WORLD_SIZE": "4"}.items()},
         "LD_LIBRARY_PATH": ("/opt/a/lib:<node's own>", Layer.PATH_MERGE, "/opt/a/lib"),
-        "LOCAL_RANK": ("0", Layer.RUNTIME, None),
-        "LOCAL_WORLD_SIZE": ("1", Layer.RUNTIME, None),
-        "MASTER_ADDR": ("<at launch>", Layer.RUNTIME, None),
-        "MASTER_PORT": ("<at launch>", Layer.RUNTIME, None),
         "NCCL_DEBUG": ("INFO", Layer.ENV_CONFIGS, "INFO"),
-        "NODE_LOCAL_RANK": ("1", Layer.RUNTIME, None),
-        "NODE_RANK": ("0", Layer.RUNTIME, None),
         "PATH": ("<from the driver>:<node's own>", Layer.PATH_MERGE, "PATH"),
-        "RANK": ("1", Layer.RUNTIME, None),
         "WANDB_MODE": ("<from the driver>", Layer.FORWARD_ENV, "WANDB_MODE"),
-        "WORLD_SIZE": ("4", Layer.RUNTIME, None),
     }
-    groups = {diagnostic.name: diagnostic.group for diagnostic in diagnostics if diagnostic.group}
+    groups = {variable.name: variable.group for variable in variables if variable.group}
     assert groups == {"LD_LIBRARY_PATH": "a", "NCCL_DEBUG": "a"}
+    # Without the file there are values but no places.
+    again = process_variables(cluster, placement)
+    assert [(variable.name, variable.value) for variable in again] == [(one.name, one.value) for one in variables]
+    assert not any(variable.span for variable in again)
 
 
 def test_what_a_group_gives_wins_over_the_runtime(cluster: ClusterConfig, tree: MappingNode) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = FlexiblePlacementStrategy([[2]], "everywhere").get_placement(topology)[0]
-    values = {
-        process_variable.name: (process_variable.value, process_variable.layer, process_variable.group)
-        for process_variable in process_variables(cluster, placement, tree)
-    }
+    values = {one.name: (one.value, one.layer, one.group) for one in process_variables(cluster, placement, tree)}
     assert values["CUDA_VISIBLE_DEVICES"] == ("7", Layer.ENV_CONFIGS, "everywhere")
     assert values["LEVEL"] == ("2.50", Layer.ENV_CONFIGS, "everywhere")
+    assert values["PYTHONPATH"] == ("<node's own>", Layer.PATH_MERGE, "everywhere")
     assert "LD_LIBRARY_PATH" not in values
-
-
-def test_without_the_file_there_are_values_but_no_places(cluster: ClusterConfig) -> None:
-    topology = ClusterTopology.from_config(cluster)
-    placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[0]
-    diagnostics = process_variables(cluster, placement)
-    assert not any(diagnostic.span for diagnostic in diagnostics)
-    assert {diagnostic.name: diagnostic.value for diagnostic in diagnostics}["NCCL_DEBUG"] == "INFO"
-
-
-def test_a_default_interpreter_is_named_as_the_layer() -> None:
-    cluster = ClusterConfig.model_validate({"num_nodes": 1, "python_interpreter_path": "/opt/bin/python"})
-    (placement,) = NodePlacementStrategy([0]).get_placement(ClusterTopology.from_config(cluster))
-    assert process_interpreter(cluster, placement).layer == "cluster.python_interpreter_path"
+    alone = ClusterConfig.model_validate({"num_nodes": 1, "python_interpreter_path": "/opt/bin/python"})
+    (placement,) = NodePlacementStrategy([0]).get_placement(ClusterTopology.from_config(alone))
+    assert process_interpreter(alone, placement).layer == "cluster.python_interpreter_path"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import MOST_POINTS, axes_of, plan_of, points_of, several, short_keys, split_values
 from rlinf_cli.sweep.queue import RunQueue
 from rlinf_core.errors import ConfigError
+from tests.unit.cli.conftest import PACKAGES
 from tests.unit.cli.typed import Cli
 from tests.waiting import until
 
@@ -144,10 +144,15 @@ def test_a_planted_file_is_refused(cli: Cli, content: str, words: str) -> None:
     [
         (("recipe=fake", "fake.seconds=1", "--folder", "swept"), "nothing to sweep"),
         (("recipe=fake", "fake.seconds=1,x"), "x"),
+        (("recipe=fake", "fake.seconds=1,1.0"), "runs 01-seconds-1 and 02-seconds-1.0 have the same configuration"),
+        (("recipe=fake", "--seeds", "0"), "--seeds"),
         (("recipe=fake", "fake.api_key=a1b2c3d4,e5f6a7b8"), "`fake.api_key` is a secret"),
+        (("recipe=fake", "fake.api_key=a1b2c3d4,e5f6a7b8"), "write `${env:NAME}` in the file"),
         (("recipe=fake", "fake.seconds=0,1", "runner.resume_dir=auto"), "each of its runs has its own"),
         (("recipe=fake", "fake.seconds=0,1", "--seeds", "2"), "no training seed"),
+        (("recipe=fake", "fake.seconds=0,1", "fake.seconds=2"), "`fake.seconds` is given twice"),
         (("-", "--seeds", "2"), "a sweep takes neither standard input"),
+        (("recipe=fake", "--seeds", "0"), "'--seeds'"),
         (("fake.seconds=0,1",), "name a file or a recipe"),
     ],
 )
@@ -161,7 +166,7 @@ def test_what_cannot_be_swept_is_refused(cli: Cli, arguments: tuple[str, ...], w
 
 def test_seeds_of_evaluations_stay() -> None:
     values = "actor.optim.lr=1e-4,3e-4"
-    plan = plan_of("laptop", [values], [values], 2)
+    plan = plan_of("embodied/pick-laptop", [values, "actor.seed=1e3"], [values], 2)
     assert [point.values["seed"] for point in plan.points] == ["0", "1", "0", "1"]
     first, second = (dict(word.split("=") for word in point.overrides) for point in plan.points[:2])
     assert int(second["actor.seed"]) == int(first["actor.seed"]) + 1
@@ -184,18 +189,12 @@ def test_seeds_of_evaluations_stay() -> None:
     ],
 )
 def test_a_comma_makes_a_sweep_except_where_a_key_takes_it(override: str, swept: bool) -> None:
-    assert several("laptop", ["env.eval.seed=3", override]) == ([override] if swept else [])
+    assert several("embodied/pick-laptop", ["env.eval.seed=3", override]) == ([override] if swept else [])
 
 
 def test_a_dry_run_writes_nothing(cli: Cli) -> None:
-    assert cli.out("train", "recipe=fake", "fake.seconds=0,1", "--dry-run").split() == [
-        "run",
-        "seconds",
-        "01-seconds-0",
-        "0",
-        "02-seconds-1",
-        "1",
-    ]
+    listed = "run seconds 01-seconds-0 0 02-seconds-1 1"
+    assert cli.out("train", "recipe=fake", "fake.seconds=0,1", "--dry-run").split() == listed.split()
     assert os.listdir() == []
 
 
@@ -226,10 +225,35 @@ def test_a_run_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     plan = plan._replace(points=plan.points[:1])
     Path("swept").mkdir()
     queue = RunQueue(plan, Path("swept"), 1, lambda _: None, waits=False, patience=0.0)
-    assert queue.work()["01-end-0"].status == "waiting"
+    ended = queue.work()["01-end-0"]
+    assert (ended.status, ended.reason) == (
+        "failed",
+        "exit status 130 before it had a run folder, see logs/01-end-0.log",
+    )
     assert queue.stalled == {"01-end-0"}
     assert StandsStill.signals == [signal.SIGINT, signal.SIGINT]
     assert StandsStill.environments[0]["RLINF_CLAIMS"] == "no-wait"
+
+
+@pytest.mark.parametrize("text", ["extends: ./fake.yaml\nfake: {seconds: 1}\n", "extends: [\n"])
+def test_a_run_of_a_changed_file_is_not_started(cli: Cli, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """All runs are those that were validated, also of a long sweep whose file is edited meanwhile."""
+    file = Path("job.yaml")
+    shutil.copy(PACKAGES / "fake.yaml", "fake.yaml")
+    file.write_text("extends: ./fake.yaml\n")
+    popen, started = subprocess.Popen, list[list[str]]()
+
+    def edits(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(argv)
+        file.write_text(text)
+        return popen([sys.executable, "-c", ""], **options)
+
+    monkeypatch.setattr("rlinf_cli.sweep.queue.subprocess.Popen", edits)
+    ended = cli("train", "job.yaml", "fake.end=0,1", "--folder", "swept", "--json")
+    assert (ended.code, len(started)) == (1, 1)
+    assert "run 02 failed after step 0: the file has changed since the sweep began" in ended.err
+    reasons = [run["reason"] for run in json.loads(ended.out)["runs"]]
+    assert reasons[0].startswith("exit status 0 before it had a run folder")
 
 
 @pytest.mark.parametrize(
@@ -249,15 +273,6 @@ def test_a_run_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_commas_outside_of_brackets_and_quotes_divide(text: str, values: list[str]) -> None:
     assert split_values(text) == values
-
-
-@given(st.lists(st.integers(), min_size=1, max_size=6))
-def test_numbers_come_back_as_typed(numbers: list[int]) -> None:
-    assert split_values(",".join(map(str, numbers))) == [str(number) for number in numbers]
-
-
-def test_each_key_of_several_values_is_an_axis() -> None:
-    assert axes_of(["lr=1,2", "gamma=0.9,0.99"]) == {"lr": ["1", "2"], "gamma": ["0.9", "0.99"]}
 
 
 @pytest.mark.parametrize(
@@ -290,22 +305,14 @@ def test_every_combination_runs_with_every_seed() -> None:
     assert points[1].values == {"actor.optim.lr": "1e-4", "data.lr": "a", "seed": "1"}
 
 
-def test_names_are_safe_for_folders() -> None:
-    (point,) = points_of({"env.task": ["../x y/;rm"]}, [])
-    assert point.name == "01-task-..-x-y-rm"
-    assert "/" not in point.name
-
-
 def test_too_many_runs_are_refused() -> None:
-    axes = {f"key{number}": list(map(str, range(32))) for number in range(2)}
+    axes = axes_of([f"{key}={','.join(map(str, range(32)))}" for key in ("lr", "gamma")])
     with pytest.raises(ConfigError, match=f"the sweep has 1024 runs, at most are {MOST_POINTS}"):
         points_of(axes, [])
 
 
-def test_keys_are_as_short_as_they_can_be() -> None:
-    assert short_keys(["actor.warm_start.lr", "teacher.warm_start.lr", "algorithm.gamma", "seed"]) == {
-        "actor.warm_start.lr": "actor.warm_start.lr",
-        "teacher.warm_start.lr": "teacher.warm_start.lr",
-        "algorithm.gamma": "gamma",
-        "seed": "seed",
-    }
+def test_names_are_short_and_safe_for_folders() -> None:
+    (point,) = points_of({"env.task": ["../x y/;rm"]}, [])
+    assert point.name == "01-task-..-x-y-rm"
+    names = ["actor.warm_start.lr", "teacher.warm_start.lr", "algorithm.gamma", "seed"]
+    assert list(short_keys(names).values()) == ["actor.warm_start.lr", "teacher.warm_start.lr", "gamma", "seed"]

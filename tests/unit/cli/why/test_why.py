@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,12 @@ from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.typed import Cli
-from tests.unit.cli.why.made_runs import Metric, add_failure, dead, made_run, raised
+from tests.unit.cli.why.made_runs import STEPS, Metric, add_failure, dead, made_run, raised
+
+
+def in_order(page: str, *parts: str) -> bool:
+    places = [page.index(part) for part in parts]
+    return places == sorted(places)
 
 
 def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path) -> None:
@@ -24,19 +29,13 @@ def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path
     closed = raised("rlinf_core.errors.ChannelClosed", "closed", consequence=True)
     first = add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL"), closed, ended=False, at=1.0e9)
     add_failure(run, "no room", raised("builtins.OSError", "No space left on device"), step=9, at=1.1e9)
-    out = cli.printed(1, "why", run.path)
-    page = out
+    evidence = f"{FOLDER}/{first.name}/{FAILURE}"
     parts = (
-        *(
-            "what failed first",
-            "killed by SIGKILL",
-            f"{FOLDER}/{first.name}/{FAILURE}",
-            "do: SIGKILL came from outside",
-        ),
+        *("what failed first", "killed by SIGKILL", evidence, "do: SIGKILL came from outside"),
         *("what followed", "ChannelClosed: closed", "started again 1 time", "what ended it", "no room on the disk"),
     )
-    places = [page.index(part) for part in parts]
-    assert places == sorted(places)
+    assert in_order(cli.printed(1, "why", run.path), *parts)
+    assert "there is no run `nosuch`" in cli.refuses(1, "why", "nosuch", "--runs-dir", tmp_path)
 
 
 def test_page_tells_what_was_started_again_alone(cli: Cli, tmp_path: Path) -> None:
@@ -52,41 +51,45 @@ def test_page_tells_what_was_started_again_alone(cli: Cli, tmp_path: Path) -> No
     assert "the run was started again 1 time from its last checkpoint, and went on" in page
 
 
-def test_record_has_the_same_findings(cli: Cli, tmp_path: Path) -> None:
+def test_record_and_report_have_the_same_findings(cli: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path, {"train/actor/lr": 0.0})
-    ended = cli("why", run.path, "--json")
-    record = json.loads(ended.out)
-    assert (ended.code, record["schema"], record["clean"]) == (1, "rlinf.why/1", False)
+    record = json.loads(cli.printed(1, "why", run.path, "--json"))
+    assert (record["schema"], record["clean"]) == ("rlinf.why/1", False)
     assert [finding["code"] for finding in record["learning"]] == ["learning-rate-zero"]
+    assert cli("report", run.path, "--quiet").code == 0
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert '<section id="why">' in page
+    assert "learning-rate-zero" in page
 
 
-def test_run_without_a_cause_ends_with_zero(cli: Cli, tmp_path: Path) -> None:
-    assert "No problem found." in cli.out("why", made_run(tmp_path).path)
+def at_the_end(value: float, otherwise: float | None) -> Metric:
+    return lambda step: value if step == STEPS else otherwise
+
+
+INCOMPLETE = "evaluation-incomplete"
 
 
 @pytest.mark.parametrize(
     ("metrics", "code", "says"),
     [
-        ({"eval/left_out": 1.0, "eval/episodes": 15.0}, "evaluation-incomplete", "1 of 16 were left out after step 20"),
+        ({"left_out": 1.0, "episodes": 15.0}, INCOMPLETE, "1 of 16 were left out after step 20"),
         # Figures of one step belong together, also where not every step has both.
         (
-            {
-                "eval/left_out": lambda step: 2.0 * (step == 20),
-                "eval/episodes": lambda step: None if step < 20 else 6.0,
-            },
-            "evaluation-incomplete",
+            {"left_out": at_the_end(2.0, 0.0), "episodes": at_the_end(6.0, None)},
+            INCOMPLETE,
             "2 of 8 were left out after step 20",
         ),
-        ({"eval/left_out": 2.0}, "evaluation-incomplete", "2 of 2 were left out after step 20"),
-        ({"eval/left_out": 3.0, "eval/answers": 61.0}, "evaluation-incomplete", "3 of 64 were left out after step 20"),
+        ({"left_out": 2.0}, INCOMPLETE, "2 of 2 were left out after step 20"),
+        ({"left_out": 3.0, "answers": 61.0}, INCOMPLETE, "3 of 64 were left out after step 20"),
         ({"failed/timeout": lambda step: float(step == 4)}, "left-out", "1 episodes or answers were left out"),
-        ({"eval/cut_off": 160.0, "eval/answers": 160.0}, "answers-truncated", "160 of 160 answers"),
+        ({"cut_off": 160.0, "answers": 160.0}, "answers-truncated", "160 of 160 answers"),
     ],
 )
 def test_what_figures_lack_is_told(
     cli: Cli, tmp_path: Path, metrics: Mapping[str, Metric], code: str, says: str
 ) -> None:
-    run = made_run(tmp_path, metrics)
+    named = {name if "/" in name else f"eval/{name}": metric for name, metric in metrics.items()}
+    run = made_run(tmp_path, named)
     page = cli("why", run.path)
     assert (page.code, "No problem found" in page.out) == (1, False)
     assert "what its figures lack" in page.out
@@ -117,18 +120,6 @@ def test_a_run_goes_on_only_from_a_checkpoint(cli: Cli, tmp_path: Path, has_chec
     assert ("runner.resume_dir=auto" in page) == has_checkpoint
 
 
-def test_run_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:
-    assert "there is no run `nosuch`" in cli.refuses(1, "why", "nosuch", "--runs-dir", tmp_path)
-
-
-def test_report_shows_the_same_findings(cli: Cli, tmp_path: Path) -> None:
-    run = made_run(tmp_path, {"train/actor/lr": 0.0})
-    assert cli("report", run.path, "--quiet").code == 0
-    page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert '<section id="why">' in page
-    assert "learning-rate-zero" in page
-
-
 def test_bundle_has_evidence_and_no_secret(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "tr0ub4dor&3")
     run = made_run(tmp_path, status=RunStatus.FAILED)
@@ -145,14 +136,6 @@ def test_bundle_has_evidence_and_no_secret(cli: Cli, tmp_path: Path, monkeypatch
     assert not [name for name in names if name.endswith(("elsewhere", "pipe"))]
     assert not [text for text in texts if b"tr0ub4dor" in text or b"hunter2secret" in text]
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "config.yaml", "first_contact.json"])
-def test_pipe_in_the_place_of_a_file_blocks_nothing(cli: Cli, tmp_path: Path, name: str) -> None:
-    run = made_run(tmp_path)
-    (run.path / name).unlink(missing_ok=True)
-    os.mkfifo(run.path / name)
-    assert "Traceback" not in cli("why", run.path).err
 
 
 def test_evidence_of_a_stranger_is_skipped_and_named(cli: Cli, tmp_path: Path) -> None:
@@ -183,9 +166,21 @@ def test_aliases_of_yaml_do_not_multiply(cli: Cli, tmp_path: Path) -> None:
     assert "config.yaml cannot be read" in cli.out("why", run.path)
 
 
+def test_checkpoints_that_cannot_be_read_are_a_note(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, listed = made_run(tmp_path), Path.iterdir
+    (run.path / "checkpoints").mkdir()
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "checkpoints":
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert "its checkpoints cannot be read: Permission denied" in cli.out("why", run.path)
+
+
 def test_idle_hardware_and_long_answers_are_no_fault_and_named(cli: Cli, tmp_path: Path) -> None:
-    steps: Mapping[str, Metric] = {"time/step": 10.0, "time/generate_rollouts": 6.0}
-    run = made_run(tmp_path, steps)
+    run = made_run(tmp_path, {"time/step": 10.0, "time/generate_rollouts": 6.0})
     row = {"component": "rollout", "processes": 1, "quantiles": []}
     rows = [
         {**row, "phase": "engine/step", "rows": 64.0, "calls": 20, "seconds": 60.0},
@@ -193,8 +188,7 @@ def test_idle_hardware_and_long_answers_are_no_fault_and_named(cli: Cli, tmp_pat
         {**row, "phase": "answer", "rows": 7.0, "calls": 1000, "seconds": 0.0},
     ]
     run.profile_file.write_text(json.dumps({"rows": rows}))
-    out = cli.out("why", run.path)
-    page = out
+    page = cli.out("why", run.path)
     assert "No problem found." in page
     advice = f"rlinf inspect placement {run.path} --advise {run.path}"
     parts = (
@@ -206,8 +200,7 @@ def test_idle_hardware_and_long_answers_are_no_fault_and_named(cli: Cli, tmp_pat
         "profile.json: tokens of an answer: median 7, p99 7, longest 7",
         f"do: `{advice} --staleness 1`",
     )
-    places = [page.index(part) for part in parts]
-    assert places == sorted(places)
+    assert in_order(page, *parts)
     record = json.loads(cli("why", run.path, "--json").out)
     assert [one["code"] for one in record["speed"]] == ["idle-hardware", "long-tail"]
     assert record["clean"]
@@ -229,8 +222,5 @@ def test_limit_is_told_near_its_moment(before: int, near: bool) -> None:
     words = limit_reached({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(END)}, END - before)
     assert (words is not None) == near
     assert words is None or words.startswith(f"Slurm job 17 {REACHED} at 20")
-
-
-@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_END_TIME": "soon"}, {"SLURM_JOB_END_TIME": "\u0663"}])
-def test_no_limit_is_told_without_one(environ: dict[str, str]) -> None:
-    assert limit_reached(environ, END) is None
+    for end in ({}, {"SLURM_JOB_END_TIME": "soon"}, {"SLURM_JOB_END_TIME": "\u0663"}):
+        assert limit_reached(end, END) is None

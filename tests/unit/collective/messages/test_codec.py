@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_core.cluster.ray_api import pickle_by_value
 from rlinf_core.collective.messages.message import Message, decode, encode
 from rlinf_core.collective.messages.torch_payload import CustomCopy, TensorTarget, rebuild_tensor
 from rlinf_core.errors import PayloadError
@@ -71,6 +72,29 @@ def test_containers_keep_their_kind() -> None:
     assert back.tokens.tolist() == [1, 1, 1]
 
 
+def test_tensors_of_a_class_sent_by_value_are_not_pickled() -> None:
+    @dataclass
+    class Sample:
+        tokens: torch.Tensor
+        copy: CustomCopy
+
+    tokens = torch.arange(1000.0)[:2].requires_grad_()
+    encoded = encode([Sample(tokens, CustomCopy(tokens, torch.Tensor.copy_))], pickle_by_value)
+    assert [part.nbytes for part in encoded.parts] == [8, 8]
+    sample = travel(Sample(tokens, CustomCopy(tokens, lambda there: there.fill_(5))), fallback=pickle_by_value)
+    assert type(sample) is Sample
+    assert (sample.tokens.tolist(), sample.tokens.requires_grad) == ([0, 1], False)
+    assert sample.copy.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2), torch.nn.Parameter(torch.ones(2))])
+def test_a_tensor_keeps_the_attributes_that_it_was_given(tensor: Any) -> None:
+    tensor.part, tensor.itself = {"of": "actor"}, tensor
+    back = travel([tensor])[0]
+    assert (type(back), back.part) == (type(tensor), {"of": "actor"})
+    assert back.itself is back
+
+
 def test_one_tensor_in_two_places_stays_one() -> None:
     tensor = torch.ones(3)
     back = travel([tensor, tensor])
@@ -93,7 +117,7 @@ def test_what_pickle_refuses_is_named() -> None:
 def test_the_fallback_takes_what_plain_pickle_cannot_name() -> None:
     calls: list[object] = []
 
-    def fallback(obj: object, callback: Any) -> bytes:
+    def fallback(obj: object, callback: Any, reduce: Any) -> bytes:
         import pickle
 
         calls.append(obj)

@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from rlinf_core.collective.messages.frame import (
     layout,
     unpack,
 )
+from tests.waiting import until
 
 frames = st.builds(
     lambda key, head, sizes, route, sequence, weight, shared: Frame(
@@ -105,6 +107,40 @@ def test_frames_are_read_however_the_stream_is_cut(sent: list[Frame], cuts: list
         reader.read()
     writing.join()
     theirs.close()
+
+
+def test_reader_sleeps_while_its_peer_reads() -> None:
+    ours, theirs = socket.socketpair()
+
+    def read() -> None:
+        with pytest.raises(EOFError):
+            FrameReader(theirs).read()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+
+    def switches() -> int:
+        """Return how often the thread went to sleep, once it sleeps."""
+        status: dict[str, str] = {}
+
+        def asleep() -> bool:
+            lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
+            status.update(line.split(":\t", 1) for line in lines)
+            return status["State"].startswith("S")
+
+        until(asleep)
+        return int(status["voluntary_ctxt_switches"])
+
+    before = last = switches()
+    for _ in range(40):
+        theirs.send(b"a message")
+        ours.recv(100)
+        last = switches()
+    ours.close()
+    thread.join()
+    theirs.close()
+    # It may have slept before it began to read.
+    assert last - before < 10
 
 
 def test_descriptor_that_finds_no_place_is_named() -> None:

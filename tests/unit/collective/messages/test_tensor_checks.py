@@ -75,7 +75,7 @@ def test_what_is_more_or_less_than_its_bytes_is_refused(kind: str) -> None:
 
 def test_a_freed_tensor_within_an_object_is_refused() -> None:
     with pytest.raises(PayloadError, match="storage was freed"):
-        encode({"weights": [freed()]}, lambda obj, callback: b"")
+        encode({"weights": [freed()]}, lambda *_: b"")
 
 
 UNFILLABLE = {

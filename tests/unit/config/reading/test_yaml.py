@@ -15,18 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.reading import decode, read, read_document
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, ScalarNode, find, key_span, resolve_plain, to_data
+from rlinf_core.config.reading import decode, read_document
 from rlinf_core.config.tree import Path as TreePath
-
-
-def tree_of(text: str) -> MappingNode:
-    diagnostics = Diagnostics()
-    tree = read(SourceText("spans.yaml", text), diagnostics)
-    assert tree is not None, list(diagnostics)
-    assert not len(diagnostics)
-    return tree
+from rlinf_core.config.tree import ScalarNode, find, key_span, resolve_plain, to_data
+from tests.unit.config.texts import read_text, tree_of
 
 
 @pytest.mark.parametrize(
@@ -157,11 +149,6 @@ def test_a_huge_number_does_not_raise() -> None:
     assert resolve_plain("1e999") == math.inf
 
 
-@given(st.integers())
-def test_integers_round_trip(number: int) -> None:
-    assert resolve_plain(str(number)) == number
-
-
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_round_trip(number: float) -> None:
     assert resolve_plain(repr(number)) == number
@@ -177,11 +164,8 @@ def only_finding(marked: str) -> tuple[Diagnostic, str]:
     """Return the single finding about a text whose «marked» part is expected to be underlined, and that part."""
     start, end = marked.index("«"), marked.index("»") - 1
     text = marked.replace("«", "").replace("»", "")
-    diagnostics = Diagnostics()
-    source = decode("slip.yaml", text.encode(), diagnostics)
-    assert source is not None
-    assert read(source, diagnostics) is None
-    (finding,) = diagnostics
+    tree, (finding,) = read_text(text)
+    assert tree is None
     assert (finding.span.start, finding.span.end) == (start, end), finding
     return finding, text[start:end]
 
@@ -195,6 +179,7 @@ def only_finding(marked: str) -> tuple[Diagnostic, str]:
         ("a: 1\n  b«:» 2\n", "a complete value", "aligned"),
         ("a«:»1\nb: 2\n", "a space is missing", "`a: ...`"),
         ("a: 1\nb«:»2\nc: 3\n", "a space is missing", "`b: ...`"),
+        ("a«：»1\nb: 2\n", "this `：` is not the `:` of YAML", "`a: ...`"),
         ("a: «%b»  # c\n", "cannot start with `%`", "`'%b'`"),
         ("a: «@it's»\n", "cannot start with `@`", "`'@it''s'`"),
         ("a: «`b`»\n", "cannot start with ```", "quote"),
@@ -265,16 +250,15 @@ def test_an_undefined_tag_handle_is_an_unknown_tag() -> None:
     assert finding.code == "unknown-tag"
 
 
+def test_quoted_pieces_stay_short() -> None:
+    finding, _ = only_finding("a: «%" + "b" * 5000 + "»\n")
+    assert max(len(finding.message), len(finding.help or "")) < 100
+
+
 def test_the_opening_bracket_is_shown_too() -> None:
     finding, _ = only_finding("a: [1, 2\nb«:» 3\n")
     ((span, why),) = finding.related
     assert (span.text, why) == ("[", "opened here")
-
-
-def test_quoted_pieces_stay_short() -> None:
-    finding, _ = only_finding("a: «%" + "b" * 5000 + "»\n")
-    assert len(finding.message) < 100
-    assert len(finding.help or "") < 100
 
 
 CASES = Path(__file__).parents[3] / "data" / "yaml-test-suite" / "cases.jsonl"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from recipes.agent.config.tool_config import TOOL_OPTIONS
+from recipes.language.config.algorithm_options import AlgorithmOptions
+from recipes.language.config.problem_config import REWARD_OPTIONS
+from recipes.language.config.rollout_config import ENGINE_OPTIONS
 from rlinf_cli.importing import foreign_names
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.job.json_schema import json_schema
@@ -22,8 +26,7 @@ from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import ClusterFile, Job
 from rlinf_core.scalars import Float, Int, Text
-
-TreeOf = Callable[..., MappingNode]
+from tests.unit.config.texts import tree_of
 
 
 class Optimizer(ConfigModel):
@@ -85,12 +88,12 @@ IMPORT = "; `rlinf import` renames the keys of a file of RLinf or verl"
         ("part: {by_name: {a: {learning_rate: 4}}}\n", "learning_rate", "rate"),
     ],
 )
-def test_name_of_others_is_answered_with_ours(tree_of: TreeOf, text: str, underlined: str, ours: str) -> None:
+def test_name_of_others_is_answered_with_ours(text: str, underlined: str, ours: str) -> None:
     ((code, span, help),) = [(item.code, item.span.text, item.help) for item in check(tree_of(text))[0]]
     assert (code, span, help) == ("unknown-key", underlined, f"write `{ours}`{IMPORT}")
 
 
-def test_secrets_and_broken_references_move_with_their_keys(tree_of: TreeOf) -> None:
+def test_secrets_and_broken_references_move_with_their_keys() -> None:
     for unresolved, pruned in (((), set()), ((("part", "key"),), {("part", "optim", "token")})):
         findings, view = check(tree_of("part: {key: t0p}\n"), unresolved=unresolved, secret=(("part", "key"),))
         assert findings == []
@@ -98,7 +101,7 @@ def test_secrets_and_broken_references_move_with_their_keys(tree_of: TreeOf) -> 
         assert view.pruned == pruned
 
 
-def test_what_is_not_available_names_the_nearest_thing(tree_of: TreeOf) -> None:
+def test_what_is_not_available_names_the_nearest_thing() -> None:
     (result,), view = check(tree_of("part:\n  optim: {betas: [0.9], beta: 0.5}\n"))
     assert (result.code, result.span.text, result.help) == ("not-available", "betas", "write `beta`")
     assert result.message == "`part.optim.betas` is not available"
@@ -132,11 +135,11 @@ def loaded(text: str, *overrides: str) -> Job:
         (EMBODIED + "actor: {model: {model_path: ''}}\n", MODELS, None),
         (EMBODIED + "runner: {resume_dir: ''}\n", ("runner", "resume_dir"), None),
         (EMBODIED + "runner: {max_steps: null, logger: }\n", ("runner", "max_steps"), 150),
-        (MATH + "algorithm: {clip_ratio_c: null}\n", ("algorithm", "clip_ratio_c"), None),
+        (MATH + "algorithm: {options: {clip_ratio_c: null}}\n", ("algorithm", "settings", "clip_ratio_c"), None),
         (EMBODIED + "algorithm: {clip_ratio_c: 3.0}\n", MODELS, None),
         (EMBODIED + "env: \nactor: {optim: {lr: null}}\n", ("actor", "optim", "lr"), 1e-3),
-        (MATH + "algorithm: {kl_penalty: low_var_kl}\n", ("algorithm", "kl_penalty"), "k3"),
-        (MATH + "algorithm: {kl_penalty: kl}\n", ("algorithm", "kl_penalty"), "k1"),
+        (MATH + "algorithm: {options: {kl_penalty: low_var_kl}}\n", ("algorithm", "settings", "kl_penalty"), "k3"),
+        (MATH + "algorithm: {options: {kl_penalty: kl}}\n", ("algorithm", "settings", "kl_penalty"), "k1"),
         # `rollout.model_dir` of the seeds is `actor.model.model_path`, which it may repeat or refer to.
         (EMBODIED + "rollout: {model_dir: /a}\n", MODELS, "/a"),
         (EMBODIED + BOTH, MODELS, "/a"),
@@ -149,8 +152,7 @@ def loaded(text: str, *overrides: str) -> Job:
         (EMBODIED + "actor: {training_backend: fsdp, tokenizer: {tokenizer_model: a}, model: {model_path: a}}\n",
          ("actor", "seed"), 1234),
         (EMBODIED + "env: {eval: {mask_after_success: false, intervention: {source: none}}}\n", MODELS, None),
-        (EMBODIED + "env: {train: &a {mask_after_success: true, reset_each_pass: true}, eval: *a}\n", MODELS, None),
-        (EMBODIED + "env: {train: {reset_each_pass: true}, eval: '${env.train}'}\n", MODELS, None),
+        (EMBODIED + "env: {train: &a {mask_after_success: false, reset_each_pass: null}, eval: *a}\n", MODELS, None),
         (EMBODIED + "env: {train: &a {ignore_terminations: true, reward_coef: 2.0}, eval: *a}\n", MODELS, None),
         (EMBODIED + "env: {train: {video_cfg: {save_video: false, video_base_dir: null, fps: 20, episodes: 9}}}\n",
          MODELS, None),
@@ -189,13 +191,19 @@ embodied | algorithm: {off_policy: «4»} | wrong-type | `algorithm`
 embodied | algorithm: {«off_policy»: null} | former-key | remove it
 embodied | algorithm: {group_size: 8, «off_policy»: {}} | former-key | remove it
 embodied | algorithm: {«off_policy»: {critics: 3, replay: {capacity: 9}}} | former-key | write them there
-embodied | algorithm: {«critics»: 3, n_steps: 1, expectile: 0.7} | unknown-key | `sac`
+embodied | algorithm: {«critics»: 3, n_steps: 1} | unknown-key | `sac`
 embodied | algorithm: {«entropy_type»: token_level} | not-available | `algorithm.logprob_type`
 embodied | env: {«enable_offload»: true} | not-available |
 embodied | actor: {«tokenizer»: {tokenizer_model: a}, model: {model_path: b}} | not-available |
 math | actor: {«training_backend»: megatron} | not-available |
 math | algorithm: {«filter_rewards»: true} | not-available |
-embodied | env: {eval: {«mask_after_success»: true}} | not-available |
+embodied | env: {train: {«mask_after_success»: true}} | not-available | `env.train.auto_reset: false`
+embodied | env: {train: {«reset_each_pass»: true}} | not-available | `env.train.auto_reset: false`
+embodied | env: {eval: {video_cfg: {«fps»: 10}}} | not-available | 20 frames
+embodied | data: {«flip»: vertical} | not-available | `train_data_paths: {path: ..., flip: vertical}`
+sft | data: {«state_keys»: [joints]} | former-key | write it there
+embodied | algorithm: {options: {«gae_lamda»: 0.9}} | unknown-key | `gae_lambda`
+embodied | algorithm: {«temperature»: 0.1} | unknown-key | `sac` and `dsrl`
 embodied | env: {train: {auto_reset: true}, eval: {«auto_reset»: false}} | not-available | in `env.train`
 embodied | env: {eval: {«ignore_terminations»: true}} | not-available | in `env.train`
 embodied | env: {eval: {«group_size»: 8}} | not-available | no members of a group
@@ -204,11 +212,10 @@ sft | env: {train: {«group_size»: 8}} | not-available | nothing is compared
 embodied | env: {train: {«video_cfg»: {save_video: true}}} | not-available | in `env.eval`
 embodied | env: {eval: {video_cfg: {«video_base_dir»: films}}} | not-available | a folder of the run
 embodied | data: {«episodes»: [0, 3]} | not-available | `train_data_paths: {path: ..., episodes: [...]}`
-embodied | algorithm: {«huber_delta»: 10} | not-available | `algorithm.value_clip`
+embodied | algorithm: {«huber_delta»: 10} | not-available | `algorithm.options.value_clip`
 embodied | algorithm: {«target_noise»: 0.1} | not-available | 0.2, within 0.5
 embodied | actor: {fsdp_config: {«reduce_each_micro_batch»: false}} | not-available | after each micro batch
 sft | «algorithm»: {gamma: 0.9} | not-available |
-sft | env: {train: {«reset_each_pass»: true}} | not-available |
 embodied | «defaults»: [base] | not-available | extends
 embodied | «task_type»: embodied | not-available | recipe
 embodied | runner: {«ckpt_path»: a.pt} | not-available | resume_dir
@@ -224,6 +231,7 @@ embodied | algorithm: {«kl_penalty_type»: kl} | not-available |
 - | cluster:\n  num_nodes: 1\n  «net_emulation»: {} | not-available |
 - | cluster:\n  num_nodes: 1\n  «auto_scheduler»: {} | not-available |
 - | «defaults»: [base]\ncluster: {num_nodes: 1} | section-not-checked | `extends: FILE`
+- | «cluster”»: 1\ncluster: {num_nodes: 1} | unknown-key | U+201D
 embodied | actor: {optim: {«ppo_epochs»: 1}} | unknown-key | write `algorithm.update_epoch`; `rlinf import`
 embodied | runner: {«max_grad_norm»: 1} | unknown-key | write `actor.optim.clip_grad`; `rlinf import`
 embodied | rollout: {«simulator_type»: franka_kin} | unknown-key | write `env.train.env_type`; `rlinf import`
@@ -252,6 +260,30 @@ def test_keys_of_others_are_answered(row: str) -> None:
     assert (finding.code, finding.span.text) == (code, underlined)
     assert all(words in (finding.help or "") for words in help)
     assert finding.help or code == "duplicate-key"
+
+
+def test_a_null_of_a_former_key_is_its_value() -> None:
+    config: Any = loaded(f"{MATH}algorithm: {{clip_ratio_c: null, tau_pos: null}}\n").config
+    assert (config.algorithm.settings.clip_ratio_c, config.algorithm.settings.tau_pos) == (None, 1.0)
+
+
+@pytest.mark.parametrize("written", ["temperature: 0.1", "off_policy: {temperature: 0.1, expectile: 0.5}"])
+def test_keys_of_one_loss_are_read_as_its_options(written: str) -> None:
+    """Those of a section that is gone may have moved since, or belong to another loss."""
+    policy = "actor: {model: {model_type: squashed_policy}}\n"
+    job = loaded(f"{EMBODIED}algorithm: {{loss_type: sac, {written}}}\n{policy}")
+    assert {item.code for item in job.diagnostics if item.code != "unusable-path"} == {"former-key"}
+    config: Any = job.config
+    assert config.algorithm.options.temperature == 0.1
+
+
+def test_keys_of_other_losses_in_a_lost_section_are_left_out() -> None:
+    """An earlier rlinf wrote the keys of all losses, and those of this one elsewhere."""
+    other = "off_policy: {critics: 3, temperature: 0.1, replay: {capacity: 9}}"
+    job = loaded(f"{EMBODIED}algorithm: {{gae_lambda: 0.9, {other}}}\n")
+    assert {item.code for item in job.diagnostics if item.code != "unusable-path"} == {"former-key"}
+    config: Any = job.config
+    assert config.algorithm.settings.gae_lambda == 0.9
 
 
 def sections_of_all() -> dict[str, type[BaseModel]]:
@@ -283,14 +315,28 @@ def test_foreign_names_map_to_fields_and_none_is_unavailable(name: str) -> None:
     assert not fields & {*table.get("names", {}), *table.get("moved", {}), *table.get("unavailable", {})}
 
 
+OPTIONS = {"data.columns.state", "data.task_config.digits"} | {
+    f"{place}.{field}"
+    for place, models in (
+        ("algorithm.options", [AlgorithmOptions]),
+        ("rollout.engine_options", ENGINE_OPTIONS.values()),
+        ("judge.engine_options", ENGINE_OPTIONS.values()),
+        ("reward.options", REWARD_OPTIONS.values()),
+        ("agent.tool_options", TOOL_OPTIONS.values()),
+    )
+    for model in models
+    for field in model.model_fields
+}
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_keys_that_moved_lead_to_keys(name: str) -> None:
     places = sections(find_recipe(name).config_model())
-    paths = {f"{place}.{field}".strip(".") for place, section in places for field in written_fields(section)}
+    paths = {f"{place}.{field}".strip(".") for place, section in places for field in written_fields(section)} | OPTIONS
     for place, section in places:
         moved = foreign_names.names_of(section).moved
         assert not set(moved) & {*written_fields(section), *foreign_names.names_of(section).names}, place
-        assert set(moved.values()) <= paths, place
+        assert {*moved.values(), *foreign_names.names_of(section).former.values()} <= paths, place
 
 
 NAMED = re.compile(r"`([a-z_0-9]+(?:\.[a-z_0-9]+)*)(?:: [^`]*)?`")
@@ -302,6 +348,7 @@ OTHERS = {"extends", "trace.json"}
 def test_answers_name_keys_locally_or_by_full_path(name: str) -> None:
     model = find_recipe(name).config_model()
     paths = {f"{place}.{field}".strip(".") for place, section in sections(model) for field in written_fields(section)}
+    paths |= OPTIONS
     wrong: list[str] = []
     for place, section in sections(model):
         for key, answer in foreign_names.names_of(section).unavailable.items():

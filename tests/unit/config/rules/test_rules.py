@@ -19,7 +19,7 @@ from rlinf_core.config.validating.validation import validate
 from rlinf_core.hardware.robots import unit as units
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.job.load import ClusterFile, check_cluster
-from tests.unit.config.cluster_findings import Found, check, env, faults_of, groups
+from tests.unit.config.texts import Found, check, env, faults_of, groups
 
 SEED = """
 cluster:
@@ -88,6 +88,16 @@ FINDINGS: list[tuple[str, Found]] = [
     (env("node_ranks: all, env_vars: [A: 1]", "node_ranks: 3, env_vars: [B: 1]"), [("env-config-overlap", 4, "3")]),
     (env("node_ranks: 0, env_vars: [A: 1]", "node_ranks: 1, env_vars: [A: 2]"), []),
     (env("node_ranks: 0, env_vars: [A: 1, B: 2, A: 1]"), [("duplicate-env-var", 4, "A")]),
+    # Groups that share a node agree on its accelerators; without a model, any will do.
+    *((groups("label: a, node_ranks: 0-1, accelerators: {per_node: 8}",
+              "label: b, node_ranks: 0, accelerators: {model: A800, per_node: 8}",
+              f"label: c, node_ranks: {rest}"), expected)
+      for rest, expected in (
+          ("0-1, accelerators: {per_node: 8}", []),
+          ("1, accelerators: {model: H100, per_node: 8}", []),
+          ("0, accelerators: {model: H100, per_node: 8}", [("accelerators-conflict", 6, "accelerators")]),
+          ("1, accelerators: {per_node: 4}", [("accelerators-conflict", 6, "accelerators")]),
+      )),
     # Two groups on a node may differ.
     (groups("label: a, node_ranks: 0-3, env_configs:"
             " [{node_ranks: 0-3, env_vars: [A: 1], python_interpreter_path: /a/python}]",
@@ -99,7 +109,12 @@ FINDINGS: list[tuple[str, Found]] = [
     (unit("0, robot_ip: 10.0.0.1"), [("hardware-shared", 4, "10.0.0.1")]),
     (unit("0, robot_ip: 10.0.0.9, camera_serials: [c2, c1]"), [("hardware-shared", 4, "c1")]),
     (unit("0, robot_ip: 10.0.0.9, camera_serials: [c3, c3]"), [("hardware-shared", 4, "c3")]),
-    # A variable is an address of its own on each node; an address in two spellings is one.
+    (unit("0, robot_ip: 10.0.0.9, workspace: [[0, 0, 0], [1, 1]]"), [("bad-value", 4, "[1, 1]")]),
+    # A variable, a device file or a loopback address is another one on each node; an address in two spellings is one.
+    (groups("label: a, node_ranks: 0-1, hardware: {type: SO-101, configs:"
+            " [{node_rank: 0, device: /dev/ttyACM0}, {node_rank: 1, device: /dev/ttyACM0}]}"), []),
+    (groups(arms("node_rank: 0, robot_ip: 127.0.0.1", "node_rank: 1, robot_ip: 127.0.0.1",
+                 "node_rank: 0, robot_ip: 127.0.0.1")), [("hardware-shared", 4, "127.0.0.1")]),
     (groups(arms("node_rank: 0, robot_ip: $ARM_IP", "node_rank: 1, robot_ip: $ARM_IP")), []),
     (groups(arms("node_rank: 0, robot_ip: $ARM_IP", "node_rank: 1, robot_ip: $ARM_IP",
                  "node_rank: 0, robot_ip: $ARM_IP")), [("hardware-shared", 4, "$ARM_IP")]),
@@ -120,18 +135,6 @@ def test_off_by_one_is_guessed() -> None:
     (verdict,) = check(groups("label: a, node_ranks: 0-18"))
     assert verdict.help == "18 nodes have the ranks 0-17; did you mean `0-17`?"
     assert [str(span) for span, _ in verdict.related] == ["job.yaml:2:14"]
-
-
-def test_ranks_out_of_order_are_sorted_in_the_help() -> None:
-    (verdict,) = check(groups('label: a, node_ranks: "4-5,0-2,2"'))
-    assert verdict.help is not None
-    assert "`0-2,4-5`" in verdict.help
-
-
-def test_three_groups_with_one_label_name_the_first() -> None:
-    diagnostics = check(groups(*(f"label: a, node_ranks: {rank}" for rank in range(3))))
-    assert [diagnostic.code for diagnostic in diagnostics] == ["duplicate-label", "duplicate-label"]
-    assert {span.begin.line for diagnostic in diagnostics for span, _ in diagnostic.related} == {4}
 
 
 def test_env_config_outside_its_group_names_the_strangers() -> None:

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
-
-pytest.importorskip("transformers")
 
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import EngineUnavailable, LanguageModel, LimitReached
 from recipes.agent.environments.env_agent import EnvAgent
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
+from recipes.agent.loop.agent_runner import AgentRunner, SlowTools
 from recipes.agent.tasks.tasks import Python
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, ToolError, ToolUnavailable
@@ -26,9 +26,11 @@ from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import Rollout
 from recipes.language.answers.exits import Score
 from recipes.language.data.problems import Problem
+from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.sandbox import SandboxLimits
+from rlinf_core.errors import RunError
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
 
 PROMPT = Prompt(0, 0, 1, 0, 1, 1.0)
@@ -53,18 +55,22 @@ def engine() -> LocalEngine:
 def course(engine: LocalEngine) -> Callable[..., Rollout]:
     """Run an agent of a worker, as often as the worker does, and return how that went."""
 
-    def played(agent: Play, *tools: Tool, timeout: float = 60.0, **settings: Any) -> Rollout:
+    def played(agent: Play, *tools: Tool, timeout: float = 60.0, prompt: Prompt = PROMPT, **settings: Any) -> Rollout:
+        left: list[Any] = []
         worker: Any = Local.__new__(Local)
         worker._config = agent_config(agent={"tool_timeout": 0.2, "timeout": timeout, "max_turns": 2, **settings})
         worker._tools, worker._agent, worker._failures = list(tools), agent, 0
-        worker._client = SimpleNamespace(leave=lambda route: None)
+        worker._client = SimpleNamespace(leave=left.append)
+        problem = Problem(prompt="12*3=", answer="36")
+        worker._tasks = {prompt.trains: [problem]}
 
         async def run() -> Any:
             worker._slots = asyncio.Semaphore(1)
-            route: Any = SimpleNamespace(draw=engine.draw)
-            return await worker._run(PROMPT, Problem(prompt="12*3=", answer="36"), 0, route)
+            return await worker._run(prompt, problem, 1, route)
 
+        route: Any = SimpleNamespace(draw=engine.draw)
         (ended,) = engine.run(run())
+        assert left == [route]
         return ended
 
     return played
@@ -89,6 +95,12 @@ def swallowing(name: str) -> Play:
             return "I do not know"
 
     return agent
+
+
+async def talking(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Any:
+    """Speak until there are no turns left."""
+    while True:
+        await llm.conversation(task.prompt).reply()
 
 
 async def hangs(argument: str) -> str:
@@ -149,24 +161,18 @@ class TestTools:
     def test_the_end_of_turns_after_it_is_no_sample(self, course: Any) -> None:
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
             await swallowing("refused")(task, llm, tools)
-            while True:
-                await llm.conversation(task.prompt).reply()
+            return await talking(task, llm, tools)
 
         assert course(agent, FunctionTool(refused)).failure == "tool"
 
     def test_the_end_of_turns_alone_is_a_sample(self, course: Any) -> None:
-        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
-            while True:
-                await llm.conversation(task.prompt).reply()
-
-        ended = course(agent)
+        ended = course(talking)
         assert (ended.failure, ended.exit) == ("", "turns")
 
     def test_what_an_agent_makes_of_the_end_of_turns_counts(self, course: Any) -> None:
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
             with suppress(LimitReached):
-                while True:
-                    await llm.conversation(task.prompt).reply()
+                await talking(task, llm, tools)
             return AgentOutcome(reward=0.5)
 
         ended = course(agent)
@@ -175,8 +181,7 @@ class TestTools:
     def test_what_a_framework_raises_at_the_end_of_turns_is_a_sample(self, course: Any) -> None:
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
             try:
-                while True:
-                    await llm.conversation(task.prompt).reply()
+                return await talking(task, llm, tools)
             except LimitReached as limit:
                 raise RuntimeError("status 429") from limit
 
@@ -240,6 +245,14 @@ class TestEngines:
         assert seen == ["status 503", "status 503"]
         assert course(tool_agent).failure == "engine"
 
+    @pytest.mark.parametrize("settings", [{}, {"stop": [""]}, {"max_new_tokens": -1}])
+    def test_a_turn_that_none_can_draw_costs_its_run_alone(self, course: Any, settings: dict[str, Any]) -> None:
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            return (await llm.conversation("x" if settings else "").reply(**settings)).text
+
+        assert course(agent).failure == "error"
+        assert course(tool_agent).failure == ""
+
 
 class Broken(TextEnvironment):
     """An environment whose server goes away in the first step of the first episodes."""
@@ -281,32 +294,16 @@ async def without_an_end(task: AgentTask, llm: LanguageModel, tools: Toolbox) ->
     return await hangs("")
 
 
-async def unreadable(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
-    return str(int((await llm.conversation(task.prompt).reply()).text + "?"))
+def ends_with(result: Any) -> Play:
+    """Return an agent that returns or raises something after the model has spoken."""
 
+    async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Any:
+        await llm.conversation(task.prompt).reply()
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-async def leaving(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
-    await llm.conversation(task.prompt).reply()
-    raise SystemExit(3)
-
-
-async def cancelling(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
-    await llm.conversation(task.prompt).reply()
-    raise asyncio.CancelledError
-
-
-async def waiting_in_vain(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
-    await llm.conversation(task.prompt).reply()
-    raise TimeoutError
-
-
-async def without_an_outcome(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> Any:
-    await llm.conversation(task.prompt).reply()
-
-
-async def worth_nan(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
-    await llm.conversation(task.prompt).reply()
-    return AgentOutcome(reward=float("nan"))
+    return agent
 
 
 async def crediting_nan(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
@@ -314,6 +311,23 @@ async def crediting_nan(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> 
     await chat.reply()
     chat.credit(float("nan"))
     return "36"
+
+
+async def crediting_none(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+    await llm.conversation(task.prompt).reply()
+    llm.conversation(task.prompt).credit(1.0)
+    return "36"
+
+
+class MuteError(Exception):
+    """Has a message that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no message")
+
+
+class Stopped(BaseException):
+    """What some test libraries raise."""
 
 
 class TestPrograms:
@@ -335,13 +349,101 @@ class TestPrograms:
 
     @pytest.mark.parametrize(
         "agent",
-        [unreadable, leaving, cancelling, waiting_in_vain, without_an_outcome, worth_nan, crediting_nan],
-        ids=lambda agent: agent.__name__,
+        [
+            pytest.param(ends_with(ValueError("invalid literal for int()")), id="unreadable"),
+            pytest.param(ends_with(SystemExit(3)), id="leaving"),
+            pytest.param(ends_with(asyncio.CancelledError()), id="cancelling"),
+            pytest.param(ends_with(TimeoutError()), id="waiting in vain"),
+            pytest.param(ends_with(None), id="without an outcome"),
+            pytest.param(ends_with(AgentOutcome(reward=float("nan"))), id="worth NaN"),
+            pytest.param(ends_with(AgentOutcome(reward=float("nan"), parts={"reward": 1.0})), id="hiding NaN"),
+            pytest.param(ends_with(AgentOutcome(reward=cast("Any", "1"))), id="worth a text"),
+            pytest.param(ends_with(AgentOutcome(reward=cast("Any", np.str_("1")))), id="worth a text of numpy"),
+            pytest.param(ends_with(AgentOutcome(reward=1e300)), id="infinite in float32"),
+            pytest.param(ends_with(AgentOutcome(answer=cast("Any", 36))), id="answering a number"),
+            pytest.param(ends_with(Stopped()), id="stopping"),
+            pytest.param(ends_with(MuteError()), id="without words"),
+            pytest.param(crediting_nan, id="crediting NaN"),
+            pytest.param(crediting_none, id="crediting no turn"),
+        ],
     )
     def test_what_follows_twice_from_the_models_words_is_a_sample(self, course: Any, agent: Play) -> None:
         ended = course(agent)
         assert (ended.failure, ended.exit, ended.score.reward) == ("", "error", 0.0)
         assert ended.figures["agent/retries"] == 1.0
+
+    def test_a_reward_of_numpy_is_a_number_like_others(self, course: Any) -> None:
+        ended = course(ends_with(AgentOutcome(reward=cast("Any", np.float32(0.5)), parts={"speed": True})))
+        assert (repr(ended.score.reward), repr(dict(ended.score.parts))) == ("0.5", "{'speed': 1.0}")
+
+    def test_an_agent_that_tries_forever_ends_at_its_time(self, course: Any) -> None:
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            chat = llm.conversation(task.prompt)
+            while True:
+                with suppress(Exception):
+                    await chat.reply()
+
+        assert course(agent, timeout=0.2).exit == "time_limit"
+
+    def test_an_agent_that_ignores_its_end_holds_nothing_up(self, course: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("recipes.agent.workers.agent_worker._END_SECONDS", 0.1)
+
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            await llm.conversation(task.prompt).reply()
+            with suppress(asyncio.CancelledError):
+                await hangs("")
+            return await hangs("")
+
+        ended = course(agent, timeout=0.2)
+        assert (ended.exit, ended.score.reason) == (
+            "time_limit",
+            "the agent failed: not finished within 0.2 s, and it goes on although it was cancelled",
+        )
+
+    def test_a_run_that_is_given_up_waits_for_its_agent_to_clean_up(self, course: Any) -> None:
+        steps: list[str] = []
+
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            (run,) = (other for other in asyncio.all_tasks() if getattr(other.get_coro(), "__name__", "") == "run")
+            run.cancel()
+            try:
+                return await hangs("")
+            finally:
+                await asyncio.sleep(0.05)
+                steps.append("cleaned up")
+
+        with pytest.raises(asyncio.CancelledError):
+            course(agent)
+        assert steps == ["cleaned up"]
+
+    def test_what_an_agent_returns_at_its_end_counts(self, course: Any) -> None:
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+            await llm.conversation(task.prompt).reply()
+            with suppress(asyncio.CancelledError):
+                await hangs("")
+            return AgentOutcome(reward=0.25)
+
+        ended = course(agent, timeout=0.2)
+        assert (ended.exit, ended.score.reward) == ("", 0.25)
+
+    def test_an_agent_changes_the_row_of_its_own_run_alone(self, course: Any) -> None:
+        seen: list[Any] = []
+
+        async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
+            row = cast("dict[str, Any]", task.row)
+            seen.append(row.setdefault("calls", []).copy())
+            row["calls"].append("mine")
+            return await ends_with(ValueError("bad"))(task, llm, tools)  # type: ignore[return-value]
+
+        course(agent)
+        assert seen == [[], []]
+
+    def test_an_agent_that_is_not_async_is_told_so(self, course: Any) -> None:
+        warnings: list[Any] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Local, "log_warning", lambda worker, text, *words: warnings.append(words))
+            assert course(lambda task, llm, tools: "36").failure == "error"
+        assert "write it with `async def`" in warnings[0][1]
 
     def test_what_happens_once_is_done_again(self, course: Any) -> None:
         seen: list[str] = []
@@ -355,6 +457,11 @@ class TestPrograms:
         # The same draws: what the model says is the same.
         assert seen[0] == seen[1]
 
+    def test_a_task_that_is_set_aside_is_no_sample_and_not_run(self, course: Any) -> None:
+        ended = course(talking, prompt=PROMPT._replace(set_aside=True))
+        assert (ended.text, ended.failure, ended.figures["agent/retries"]) == ("", "killed", 0.0)
+        assert [segment.sample for segment in ended.segments] == [1]
+
     @pytest.mark.parametrize("error", [KeyError("answer"), SystemExit(3), TimeoutError()])
     def test_what_comes_before_the_models_words_is_no_sample(self, course: Any, error: BaseException) -> None:
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
@@ -362,3 +469,38 @@ class TestPrograms:
 
         ended = course(agent)
         assert (ended.failure, ended.exit, ended.figures["agent/retries"]) == ("error", "", 1.0)
+
+
+def generate(monkeypatch: pytest.MonkeyPatch, share: float, run: str = "own:run") -> dict[str, float]:
+    """Have a step generated in whose runs the agent raised at that share."""
+    monkeypatch.setattr(ReasoningRunner, "generate_rollouts", lambda runner, step: {"exit/error": share})
+    runner: Any = AgentRunner.__new__(AgentRunner)
+    runner._cfg = SimpleNamespace(agent=SimpleNamespace(run=run))
+    runner._calls = SimpleNamespace(lost=0, set_aside=0, take_moved=lambda: 0)
+    runner._slow_tools = SimpleNamespace(look=lambda metrics: None)
+    return runner.generate_rollouts(3)
+
+
+@pytest.mark.parametrize(("run", "key"), [("own:run", "agent.run"), ("env_agent", "agent.environment")])
+def test_an_agent_that_raises_in_every_run_ends_the_run(monkeypatch: pytest.MonkeyPatch, run: str, key: str) -> None:
+    with pytest.raises(RunError, match="the agent raised in every run of step 3") as caught:
+        generate(monkeypatch, 1.0, run)
+    assert f"mend `{key}`" in str(caught.value.help)
+    assert generate(monkeypatch, 0.75)["exit/error"] == 0.75
+
+
+def test_a_tool_that_takes_most_of_a_run_is_told_once() -> None:
+    output: list[str] = []
+    slow = SlowTools(output.append)
+    slow.look({"agent/seconds": 4.0, "agent/tool_seconds/search": 1.9, "agent/tool_seconds/calculator": 0.0})
+    assert output == []
+    for _ in range(2):
+        slow.look({"agent/seconds": 4.0, "agent/tool_seconds/search": 3.0, "agent/tool_seconds/calculator": 0.0})
+    assert output == ["agents spend 3 s of the 4 s of a run in the tool `search`"]
+
+
+def test_what_takes_little_is_not_slow() -> None:
+    output: list[str] = []
+    SlowTools(output.append).look({"agent/seconds": 0.05, "agent/tool_seconds/search": 0.04})
+    SlowTools(output.append).look({"agent/tool_seconds/search": 4.0})
+    assert output == []

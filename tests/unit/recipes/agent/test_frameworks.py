@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
-from tests.unit.recipes.agent.test_llm import SETTINGS, Script, tokens
+from tests.unit.recipes.agent.scripted import model, tokens
 
 PYTHON = os.environ.get("RLINF_FRAMEWORKS_PYTHON", "")
 PROGRAM = Path(__file__).with_name("framework_agents.py")
@@ -37,20 +36,11 @@ async def agent(name: str, endpoint: ChatEndpoint, token: str | None = None) -> 
     return process.returncode or 0, out.decode().strip(), err.decode()
 
 
-def model(*turns: str) -> LanguageModel:
-    return LanguageModel(Script(*turns), SETTINGS._replace(max_tokens=4000, max_new_tokens=1000))
-
-
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_unchanged_agent_is_one_trajectory(name: str) -> None:
+async def test_an_unchanged_agent_is_one_trajectory(name: str) -> None:
     llm = model(CALL, "It is 5.")
-
-    async def run() -> tuple[int, str, str]:
-        async with serve(llm) as endpoint:
-            return await agent(name, endpoint)
-
-    status, out, err = asyncio.run(run())
-
+    async with serve(llm) as endpoint:
+        status, out, err = await agent(name, endpoint)
     assert status == 0, err
     assert out == "It is 5."
     (segment,) = llm.segments()
@@ -61,15 +51,10 @@ def test_an_unchanged_agent_is_one_trajectory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_with_another_tasks_token_gets_nothing(name: str) -> None:
+async def test_an_agent_with_another_tasks_token_gets_nothing(name: str) -> None:
     mine, other = model("secret"), model("another secret")
-
-    async def run() -> tuple[int, str, str]:
-        async with serve(mine) as endpoint, serve(other) as another:
-            return await agent(name, endpoint, another.api_key)
-
-    status, out, err = asyncio.run(run())
-
+    async with serve(mine) as endpoint, serve(other) as another:
+        status, out, err = await agent(name, endpoint, another.api_key)
     assert status != 0
     assert "401" in err
     assert "secret" not in out + err

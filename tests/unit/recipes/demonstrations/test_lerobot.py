@@ -1,10 +1,12 @@
-"""LeRobotDataset folders: what is written is read again, and what is damaged is named."""
+"""LeRobotDataset folders: what is written is read again, and what is damaged is named, by its outer form too."""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import joined
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot, read_statistics
+from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5
 from recipes.demonstrations.lerobot.set_info import Feature, read_info
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.demonstrations.load_set import load_demonstrations
+from tests.known import known
 
 LENGTHS = (5, 3, 7)
 SIZE = (16, 24, 3)
@@ -64,9 +68,8 @@ def test_what_is_written_is_read_again(tmp_path: Path, dtype: str, tolerance: in
     assert (read.fps, read.episodes, len(read)) == (10, 3, sum(LENGTHS))
     assert read.bounds.tolist() == [0, 5, 8, 15]
     assert [read.tasks[task] for task in read.task_of[[0, 6, 9]]] == ["pick it up", "put it down", "pick it up"]
-    assert read.states is not None
     assert np.array_equal(read.actions, np.concatenate([item["action"] for item in written]))
-    assert np.array_equal(read.states, np.concatenate([item["observation.state"] for item in written]))
+    assert np.array_equal(known(read.states), np.concatenate([item["observation.state"] for item in written]))
     pictures = np.concatenate([item[MAIN] for item in written]).astype(int)
     shuffled = np.random.default_rng(0).permutation(len(read))
     result = read.cameras["main"].read(shuffled).astype(int)
@@ -91,6 +94,9 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
 
 def test_a_folder_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "set"
+    with DatasetWriter(target, 10, features()):
+        pass
+    assert list(tmp_path.iterdir()) == []  # without episodes it leaves nothing
     writer = DatasetWriter(target, 10, features())
     writer.add(episode(0, 4), "do it")
     assert not target.exists()
@@ -98,12 +104,6 @@ def test_a_folder_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="something at the place"):
         DatasetWriter(target, 10, features())
     assert len(read_lerobot(target)) == 4
-
-
-def test_a_recording_without_episodes_leaves_nothing(tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "set", 10, features()):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_recording_keeps_its_episodes(tmp_path: Path) -> None:
@@ -133,18 +133,11 @@ def test_an_episode_that_does_not_fit_is_refused(tmp_path: Path, change: dict[st
 
 
 def remove(pattern: str) -> Callable[[Path], None]:
-    def do(folder: Path) -> None:
-        next(iter(sorted(folder.glob(pattern)))).unlink()
-
-    return do
+    return lambda folder: sorted(folder.glob(pattern))[0].unlink()
 
 
 def damage(pattern: str) -> Callable[[Path], None]:
-    def do(folder: Path) -> None:
-        file = sorted(folder.glob(pattern))[1 if "mp4" in pattern else 0]
-        file.write_bytes(b"no such thing" * 20)
-
-    return do
+    return lambda folder: sorted(folder.glob(pattern))["mp4" in pattern].write_bytes(b"no such thing" * 20) and None
 
 
 def blot(pattern: str) -> Callable[[Path], None]:
@@ -162,12 +155,13 @@ def blot(pattern: str) -> Callable[[Path], None]:
 
 
 def describe(**changes: Any) -> Callable[[Path], None]:
+    """Return what changes the description; `shape` is that of an action."""
+
     def do(folder: Path) -> None:
         file = folder / "meta" / "info.json"
         said = json.loads(file.read_text())
-        action = changes.pop("action", None)
-        if action:
-            said["features"]["action"]["shape"] = action
+        if "shape" in changes:
+            said["features"]["action"]["shape"] = changes["shape"]
         file.write_text(json.dumps({**said, **changes}))
 
     return do
@@ -192,11 +186,7 @@ def describe(**changes: Any) -> Callable[[Path], None]:
         (describe(data_path="../set/{chunk_index}.parquet"), "the path pattern", "info.json"),
         (describe(data_path="{chunk_index.__class__}.parquet"), "the path pattern", "info.json"),
         (describe(video_path="/{video_key}/{other}.mp4"), "the path pattern", "info.json"),
-        (
-            describe(action=[3]),
-            "`action` has 2 numbers in a row; its description says 3",
-            "file-000.parquet, row 0",
-        ),
+        (describe(shape=[3]), "`action` has 2 numbers in a row; its description says 3", "file-000.parquet, row 0"),
         (damage("meta/stats.json"), "the statistics of the data set are invalid", "stats.json"),
     ],
 )
@@ -205,8 +195,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, spoil: Callable[[Path], None], m
     spoil(tmp_path / "set")
     with pytest.raises(DatasetError, match=f"(?s){message}") as raised:
         read_lerobot(tmp_path / "set").cameras["main"].read(np.arange(sum(LENGTHS)))
-    assert raised.value.where is not None
-    assert raised.value.where.endswith(place)
+    assert known(raised.value.where).endswith(place)
 
 
 @pytest.mark.parametrize(("done", "refused"), [(1, True), (-2, False)])
@@ -223,16 +212,12 @@ def test_an_episode_does_not_go_on_after_it_is_done(tmp_path: Path, done: int, r
         assert read_lerobot(tmp_path / "set").episodes == 2
 
 
-def test_version_may_stand_without_its_letter(tmp_path: Path) -> None:
+def test_a_version_without_its_letter_and_no_statistics(tmp_path: Path) -> None:
     write(tmp_path / "set")
     describe(codebase_version="3.0")(tmp_path / "set")
-    assert len(read_lerobot(tmp_path / "set")) == sum(LENGTHS)
-
-
-def test_statistics_may_be_missing(tmp_path: Path) -> None:
-    write(tmp_path / "set")
     (tmp_path / "set" / "meta" / "stats.json").unlink()
-    assert read_lerobot(tmp_path / "set").statistics is None
+    read = read_lerobot(tmp_path / "set")
+    assert (len(read), read.statistics) == (sum(LENGTHS), None)
 
 
 def test_several_data_sets_are_one(tmp_path: Path) -> None:
@@ -248,14 +233,18 @@ def test_several_data_sets_are_one(tmp_path: Path) -> None:
     assert np.array_equal(part.actions, both.actions[[20, 21, 22, 5, 6, 7]])
     with pytest.raises(DatasetError, match="episode 6 does not exist"):
         both.chosen([6])
+    with pytest.raises(DatasetError, match="episode 1 is named twice"):
+        both.chosen([1, 4, 1])
 
 
 def test_data_sets_of_other_rates_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "one")
-    write(tmp_path / "two", fps=20)
-    parts = [read_lerobot(tmp_path / name) for name in ("one", "two")]
+    for name, fps in (("one", 10), ("two", 20)):
+        write(tmp_path / name, fps=fps)
+    one, two = (read_lerobot(tmp_path / name) for name in ("one", "two"))
     with pytest.raises(DatasetError, match=r"different rows per second \(fps\): 20, but"):
-        joined(parts)
+        joined([one, two])
+    with pytest.raises(DatasetError, match="different kinds of actions: discrete, but"):
+        joined([one, replace(one, actions=one.actions.astype(np.int64))])
 
 
 def test_the_description_is_that_of_lerobot(tmp_path: Path) -> None:
@@ -283,3 +272,79 @@ def test_a_camera_is_no_part_of_numbers(
     with pytest.raises(DatasetError, match=f"`{name}` is a camera, `{dtype}` of shape .*{shape[2]}]"):
         read_lerobot(folder, keys, columns=columns)  # type: ignore[arg-type]
     assert sorted(read_lerobot(folder).cameras) == ["main"]
+
+
+ROWS, TASKS = "data/chunk-000/file-000.parquet", "meta/tasks.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+VIDEO = f"videos/{MAIN}/chunk-000/file-000.mp4"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with DatasetWriter(tmp_path / "set", 10, features("video")) as writer:
+        writer.add(episode(0, 4), "do it")
+    return tmp_path / "set"
+
+
+def box(kind: bytes, content: bytes = b"", wide: bool = False) -> bytes:
+    head = struct.pack(">I4sQ", 1, kind, 16 + len(content)) if wide else struct.pack(">I4s", 8 + len(content), kind)
+    return head + content
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) * 2 // 3]
+
+
+@pytest.mark.parametrize("name", [ROWS, TASKS, EPISODES, VIDEO])
+@pytest.mark.parametrize(
+    "spoil", [None, lambda data: b"", cut, lambda data: bytes(len(data))], ids=["missing", "empty", "cut", "zeros"]
+)
+def test_a_file_that_is_missing_or_damaged_is_named(
+    folder: Path, name: str, spoil: Callable[[bytes], bytes] | None
+) -> None:
+    check_files(folder, read_info(folder))
+    file = folder / name
+    if spoil is None:
+        file.unlink()
+    else:
+        file.write_bytes(spoil(file.read_bytes()))
+    with pytest.raises(DatasetError) as raised:
+        check_files(folder, read_info(folder))
+    assert raised.value.where is not None
+    # Of a missing one the pattern is told, where another could have had its place.
+    assert Path(raised.value.where).parent.parent == file.parent.parent or raised.value.where == str(file)
+    assert raised.value.help == "copy the complete data set again"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (box(b"ftyp") + box(b"mdat", b"pictures") + box(b"moov"), None),
+        (box(b"ftyp") + box(b"mdat", b"pictures", wide=True) + box(b"moov"), None),
+        (box(b"ftyp") + box(b"moov") + struct.pack(">I4s", 0, b"mdat") + b"up to the end", None),
+        (box(b"ftyp") + box(b"mdat", b"pictures"), "no index of its frames"),
+        (box(b"ftyp") + box(b"mdat", b"pictures")[:-3], "cut off: 3 of"),
+        (box(b"moov") + box(b"ftyp"), "starts with"),
+        (box(b"ftyp") + struct.pack(">I4s", 5, b"mdat") + bytes(16), "damaged"),
+        (box(b"ftyp") + struct.pack(">I4sQ", 1, b"mdat", 0) + bytes(16), "damaged"),
+        (b"<!DOCTYPE html> not found", "starts with"),
+    ],
+)
+def test_an_mp4_is_judged_by_its_boxes(folder: Path, content: bytes, why: str | None) -> None:
+    (folder / VIDEO).write_bytes(content)
+    if why is None:
+        check_files(folder, read_info(folder))
+        return
+    with pytest.raises(DatasetError, match="not a complete mp4") as raised:
+        check_files(folder, read_info(folder))
+    assert why in (raised.value.why or "")
+
+
+def test_hdf5_is_known_by_its_signature(tmp_path: Path) -> None:
+    file = tmp_path / "demo.hdf5"
+    for begin in (b"", bytes(512)):
+        file.write_bytes(begin + b"\x89HDF\r\n\x1a\n" + bytes(100))
+        check_hdf5(file)
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(DatasetError, match="not an HDF5 file"):
+        check_hdf5(file)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.language.loop.protocols import optional_components
 from recipes.language.loop.reasoning_runner import ReasoningRunner
+from recipes.language.loop.worker_groups import optional_components
 from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.critic_worker import LanguageCritic
 from recipes.language.workers.judge_worker import JudgeWorker
@@ -224,7 +224,7 @@ LocalTrain = Callable[..., LocalRun]
 
 @contextmanager
 def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
-    """Trains the small model to the end: `train(*overrides, rollouts=1, rewards=1, death=None, config="math_laptop")`.
+    """Trains the small model to the end: `train(*overrides, rollouts=1, rewards=1, death=None, config=NAME)`.
 
     A death is a component, a step and a phase: a worker of that component dies when the phase begins, once.
     """
@@ -260,7 +260,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         rollouts: int = 1,
         rewards: int = 1,
         death: tuple[str, int, str] | None = None,
-        config: str = "math_laptop",
+        config: str = "math/sums-laptop",
     ) -> LocalRun:
         job = load_job(config, (*SMALL, f"runner.logger.log_path={folder}", *overrides), environ={})
         job.raise_if_bad()

@@ -1,9 +1,8 @@
-"""The embodied recipe's file: what does not fit together is found before anything runs."""
+"""Files of the recipes embodied and agent: what does not fit together is found before anything runs."""
 
 from __future__ import annotations
 
 import importlib.util
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,132 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
+from recipes.agent.harbor.checking import write_checks
+from recipes.agent.harbor.task_folder import read_task
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.config.env_config import stepping
 from recipes.embodied.config.model_config import policy_model
 from recipes.sections.algorithm import refuse_unknown_options
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import ConfigError
+from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import load_job
+from tests.known import known
+from tests.unit.recipes.agent.harbor.made_tasks import double_task, fit, greeting_task
+
+AGENT = (
+    "recipe: agent\ncluster:\n  num_nodes: 1\n  component_placement:\n"
+    "    actor,rollout,reward,agent: {node_group: node, placement: 0}\n"
+)
+
+
+def codes(findings: Any, text: str) -> list[str]:
+    return [finding[0] for finding in findings(text)]
+
+
+def without_effect(text: str) -> list[str]:
+    """Return the keys of a file that have none."""
+    diagnostics = load_with_lint("-", stdin=text.encode()).diagnostics
+    return [one.message.partition(" ")[0] for one in diagnostics if one.code == "no-effect"]
+
+
+def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = AGENT + "agent:\n  mcp:\n    files: {command: [python3, server.py], env: {ROOT: /data}}\n"
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
+    assert findings(servers) == findings(servers.replace("[python3, server.py]", "python3")) == []
+    (diagnostic,) = findings(servers.replace("python3", "no-such-program"), messages=True)
+    assert (diagnostic[0], "`no-such-program` does not exist" in diagnostic[2]) == ("unusable-path", True)
+    assert codes(findings, servers.replace("command: [python3, server.py], ", "")) == ["missing-key"]
+    assert codes(findings, servers.replace("[python3, server.py]", "[]")) == ["bad-value"]
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
+    assert findings(servers)[0][0] == "missing-extra"
+
+
+def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = AGENT + "agent:\n  run: env_agent\n  environment: {}\ndata:\n  type: episodes\n"
+    assert findings(played) == []
+    for text in (AGENT + "data:\n  type: episodes\n", AGENT + "agent:\n  run: env_agent\n"):
+        assert codes(findings, text) == ["conflicting-settings"]
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
+    for kind, whole in (
+        ("openenv", "openenv, url: 'http://127.0.0.1:8000'"),
+        ("verifiers", "verifiers, name: textarena, options: {game: Wordle-v0}"),
+    ):
+        text = played.replace("{}", f"{{type: {kind}}}")
+        assert [finding[:2] for finding in findings(text)] == [("missing-key", "environment")]
+        assert findings(text.replace(kind, whole)) == []
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
+    assert codes(findings, played.replace("{}", "{type: verifiers, name: words}")) == ["missing-extra"]
+    assert codes(findings, played.replace("{}", "{type: chess}")) == ["unknown-choice"]
+    assert codes(findings, played.replace("{}", "{type: 'no.such:Game'}")) == ["missing-extra"]
+
+
+def test_keys_that_environments_and_harnesses_do_not_read(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = AGENT + "agent: {tools: [], tool_timeout: 30, run: env_agent, environment: %s}\ndata: {type: episodes}\n"
+    tasks, terminus = "{type: harbor, path: no/such/folder%s}", ", harness: terminus-2, options: {max_turns: 3}"
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
+    assert codes(findings, text % (tasks % terminus)) == ["unusable-path", "missing-extra"]
+    for environment, keys in (
+        ("{type: treasure}", ["`tools`", "`tool_timeout`"]),
+        (tasks % "", ["`tools`"]),  # in boxes a time limit of commands counts
+        (tasks % terminus, ["`tools`", "`tool_timeout`"]),
+        (tasks % ", options: {max_turns: 3}", ["`tools`", "`max_turns`"]),
+    ):
+        assert without_effect(text % environment) == keys
+    formats = "agent: {tool_timeout: 30, tool_format: plain, run: env_agent, environment: %s}\n"
+    text = AGENT + formats + "data: {type: episodes, apply_chat_template: true, system_prompt: Be brief.}\n"
+    assert without_effect(text % (tasks % "")) == []
+    unread = ["`system_prompt`", "`tool_format`", "`tool_timeout`"]
+    assert sorted(without_effect(text % (tasks % ", harness: terminus-2"))) == unread
+
+
+def test_a_task_that_no_box_may_hold_is_named(findings: Any, tmp_path: Path) -> None:
+    folders = (greeting_task(tmp_path), double_task(tmp_path))
+    write_checks(tmp_path, [fit(read_task(folder)) for folder in folders])
+    environment = "{type: harbor, path: %s, box_memory_mib: %d}"
+    text = AGENT + f"agent: {{run: env_agent, environment: {environment}}}\ndata: {{type: episodes}}\n"
+    assert findings(text % (tmp_path, 256)) == []
+    ((code, _, message, help),) = findings(text % (tmp_path, 255), messages=True)
+    assert code == "conflicting-settings"
+    assert message.endswith("needs 256 MiB, and all boxes of a node may have 255 MiB")
+    assert help.startswith("raise it to 256 at least")
+
+
+def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = AGENT + "agent:\n  tools: [calculator, python]\n"
+    monkeypatch.setattr("recipes.agent.config.agent_rules.shutil.which", lambda name: f"/usr/bin/{name}")
+    assert findings(programs) == []
+    monkeypatch.setattr("recipes.agent.config.agent_rules.shutil.which", lambda name: None)
+    diagnostics = findings(programs, messages=True)
+    assert [(diagnostic[0], diagnostic[1], diagnostic[3]) for diagnostic in diagnostics] == [
+        ("missing-extra", "python", "run `apt install bubblewrap`")
+    ]
+
+
+def test_tools_of_one_name_are_found_before_a_job_starts(findings: Any) -> None:
+    text = AGENT + "agent:\n  tools: [calculator, 'json:loads', 'pickle:%s']\n"
+    assert findings(text % "dumps") == []
+    ((code, _, message, _),) = findings(text % "loads", messages=True)
+    assert (code, message) == ("conflicting-settings", "two tools are named `loads`")
+
+
+@pytest.mark.parametrize("setting", ["run: 'json.decoder:JSONDecoder'", "tools: ['json.decoder:JSONDecoder']"])
+def test_a_class_as_an_agent_or_a_tool_is_found_before_a_start(findings: Any, setting: str) -> None:
+    ((code, _, message, help),) = findings(f"{AGENT}agent:\n  {setting}\n", messages=True)
+    assert (code, message) == ("unknown-choice", "`json.decoder:JSONDecoder` is a class, not a function")
+    assert help == "name a function"
+
+
+def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
+    def tried(tools: str) -> list[Any]:
+        trials = (recipe := find_recipe("agent")).load(recipe.trials)
+        return known(trials)(load_job("-", stdin=f"{AGENT}agent:\n  tools: [{tools}]\n".encode()).config)
+
+    assert tried("calculator") == []
+    (result,) = tried("calculator, python")
+    assert result[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox_probe")
+
 
 NODE = "{node_group: node, placement: 0}"
 LAPTOP = f"recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: {NODE}\n"
@@ -26,60 +144,24 @@ LAPTOP = f"recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n 
 
 def test_checking_a_file_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from rlinf_core.job.load import load_job; assert load_job('laptop', environ={}).ok;"
+        "import sys; from rlinf_core.job.load import load_job; assert load_job('embodied/pick-laptop', environ={}).ok;"
         "print([name for name in ('ray', 'torch', 'numpy', 'rich') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("env.train.env_type=null",),
-        (*VISION, "env.eval.options={points: 3}"),
-        ("env.train.env_type='nowhere:Env'", "env.train.options={anything: [1]}", "env.eval.options={other: 2}"),
-        # What the file below says to another kind goes with it.
-        ("env.train.env_type=franka_kin", "env.train.task=reach"),
-        ("env.eval.env_type=franka_kin", "env.eval.task=reach"),
-    ],
-)
-def test_a_kind_of_environments_takes_its_own_keys(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    seen = "env:\n  train: {env_type: franka_vision, options: {points: 3}}\n  eval: {options: {points: 4}}\n"
-    file = tmp_path / "job.yaml"
-    file.write_text(LAPTOP + (seen if overrides[0].endswith("franka_kin") else ""))
-    job = load_job(str(file), overrides, environ={})
-    assert [finding.code for finding in job.diagnostics if finding.code == "unknown-key"] == []
-
-
-def test_an_evaluation_takes_what_its_kind_has(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
+def test_an_evaluation_takes_what_its_kind_has() -> None:
     train = "train: {env_type: metaworld, task: reach-v3, num_processes: 3, options: {goal_seed: 4}}"
-    file.write_text(f"{LAPTOP}env: {{{train}, eval: {{env_type: franka_vision}}}}\n")
-    config = cast("EmbodiedConfig", load_job(str(file), environ={}).config)
-    assert (config.env.eval.task, config.env.eval.options) == (None, {})
-    assert stepping(config.env.train).num_processes == 3
-    file.write_text(f"{LAPTOP}env: {{{train}}}\n")
-    config = cast("EmbodiedConfig", load_job(str(file), environ={}).config)
-    assert (config.env.eval.env_type, config.env.eval.task) == ("metaworld", "reach-v3")
-    assert (config.env.eval.options, stepping(config.env.eval).num_processes) == ({"goal_seed": 4}, 3)
 
+    def env_of(text: str) -> Any:
+        return cast("EmbodiedConfig", load_job("-", stdin=(LAPTOP + text).encode(), environ={}).config).env
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{is_lora: false, lora: null, lora_rank: 32}",
-        "{model_type: null}",
-        "{model_type: 'planted_loss:Policy', options: {a: [1]}, is_lora: true}",
-    ],
-)
-def test_a_policy_takes_what_says_nothing(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(f"{LAPTOP}actor:\n  model: {text}\n")
-    assert not [finding for finding in load_job(str(file), environ={}).diagnostics if finding.code == "unknown-key"]
+    env = env_of(f"env: {{{train}, eval: {{env_type: franka_vision}}}}\n")
+    assert (env.eval.task, env.eval.options, stepping(env.train).num_processes) == (None, {}, 3)
+    env = env_of(f"env: {{{train}}}\n")
+    assert (env.eval.env_type, env.eval.task) == ("metaworld", "reach-v3")
+    assert (env.eval.options, stepping(env.eval).num_processes) == ({"goal_seed": 4}, 3)
 
 
 def test_the_section_of_a_saved_policy_is_read_whatever_wrote_it() -> None:
@@ -87,15 +169,9 @@ def test_the_section_of_a_saved_policy_is_read_whatever_wrote_it() -> None:
     section = policy_model(earlier)
     assert (section.model_type, section.options, section.adapter()) == ("flow_policy", {"steps": 3}, None)
     adapted = policy_model({"model_type": "pi0", "lora": {"rank": 2}}).adapter()
-    assert adapted is not None
-    assert adapted.rank == 2
-    with pytest.raises(ValidationError, match="is_lora"):
+    assert known(adapted).rank == 2
+    with pytest.raises(ValidationError, match="lora"):
         policy_model({"model_type": "flow_policy", "is_lora": True})
-
-
-def test_a_configuration_survives_being_sent() -> None:
-    config = load_job("laptop", environ={}).config
-    assert pickle.loads(pickle.dumps(config)) == config
 
 
 class TestKinds:
@@ -108,7 +184,7 @@ class TestKinds:
         [
             ((), "evaluation"),
             (("runner.val_check_interval=-1",), None),
-            (("runner.val_check_interval=-1", "env.train.reset_each_pass=true"), "pass"),
+            (("runner.val_check_interval=-1", "env.train.auto_reset=false"), "pass"),
         ],
     )
     def test_episodes_without_a_limit(
@@ -161,10 +237,12 @@ class TestImports:
 
     @pytest.mark.parametrize("task", ["CartPole-v1", "own_ids:Slide-v3", "phys2d/CartPole-v1"])
     def test_an_id_is_an_env_type(self, task: str) -> None:
-        env = load_job("laptop", (f"env.train.env_type={task}", "env.train.task=null"), environ={}).config.env
+        env = load_job(
+            "embodied/pick-laptop", (f"env.train.env_type={task}", "env.train.task=null"), environ={}
+        ).config.env
         assert {(env.train.env_type, env.train.task), (env.eval.env_type, env.eval.task)} == {("gymnasium", task)}
         other = (f"env.eval.env_type={task}", "env.eval.task=null")
-        assert load_job("laptop", other, environ={}).config.env.eval.task == task
+        assert load_job("embodied/pick-laptop", other, environ={}).config.env.eval.task == task
 
 
 class TestManyActorsAndFewArms:
@@ -198,7 +276,7 @@ class TestManyActorsAndFewArms:
     ("actors", "envs", "expected"), [(1, 64, (800, 800)), (8, 1, (2, 2)), (64, 2, (1, 1)), (64, 64, (10, 10))]
 )
 def test_a_batch_size_that_is_left_out_is_about_a_quarter(actors: int, envs: int, expected: tuple[int, int]) -> None:
-    job = load_job("laptop", ["~actor.global_batch_size", f"env.train.total_num_envs={envs}"], environ={})
+    job = load_job("embodied/pick-laptop", ["~actor.global_batch_size", f"env.train.total_num_envs={envs}"], environ={})
     assert batch_sizes(cast("EmbodiedConfig", job.config), actors) == expected
 
 
@@ -228,26 +306,47 @@ class TestOptions:
         assert "planted_loss" not in sys.modules
 
 
+PRECISIONS = ("model.precision", *(f"fsdp_config.mixed_precision.{name}_dtype" for name in ("reduce", "param")))
+
+
 @pytest.mark.parametrize(
-    "key",
+    ("file", "keys"),
+    [("embodied/pick-laptop", PRECISIONS), ("sft/pick-laptop", PRECISIONS), ("math/sums-laptop", PRECISIONS[:2])],
+)
+def test_half_precision_whose_gradients_would_vanish_is_refused(file: str, keys: tuple[str, ...]) -> None:
+    def refused(*arguments: str) -> list[tuple[str, str | None]]:
+        diagnostics = load_job(file, arguments, environ={}).diagnostics
+        return [(item.code, item.help) for item in diagnostics if "would lose gradients" in item.message]
+
+    for key in keys:
+        assert refused(f"actor.{key}=fp16") == [("conflicting-settings", "write `bf16`, which has the range of fp32")]
+        assert refused(f"actor.{key}=bf16") == []
+        assert "sft" in file or refused(f"actor.{key}=fp16", "runner.only_eval=true") == []
+
+
+PLACED = "cluster.component_placement"
+ON_ALL = f"{PLACED}.rollout={{node_group: gpus, placement: 0-7}}"
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "warned"),
     [
-        "actor.model.precision",
-        "actor.fsdp_config.mixed_precision.param_dtype",
-        "actor.fsdp_config.mixed_precision.reduce_dtype",
+        ("embodied/libero-collocated-8gpu", ("runner.max_staleness=1",), True),
+        ("embodied/libero-collocated-8gpu", (), False),
+        (
+            "embodied/libero-collocated-8gpu",
+            ("runner.max_staleness=2", f"{PLACED}.rollout={{node_group: gpus, placement: 3}}"),
+            True,
+        ),
+        ("embodied/libero-disaggregated-8gpu", (), False),
+        ("embodied/libero-disaggregated-8gpu", (ON_ALL,), False),
+        ("embodied/libero-disaggregated-8gpu", (ON_ALL, "actor.enable_offload=true"), True),
+        ("math/async-80gpu", (), False),
+        ("math/async-80gpu", (f"{PLACED}.rollout=all", f"{PLACED}.actor=all"), True),
     ],
 )
-def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> None:
-    def refused(*arguments: str) -> list[str]:
-        diagnostics = load_job("laptop", arguments, environ={}).diagnostics
-        return [diagnostic.help for diagnostic in diagnostics if "would lose gradients" in diagnostic.message]
-
-    assert refused(f"{key}=fp16") == ["write `bf16`, which has the range of fp32"]
-    assert refused(f"{key}=bf16") == []
-    assert refused(f"{key}=fp16", "runner.only_eval=true") == []
-
-
-def test_a_run_that_only_evaluates_has_no_passes_to_divide() -> None:
-    chunks = ("actor.model.num_action_chunks=4", "actor.global_batch_size=null")
-    for evaluating, refused in (((), True), (("runner.only_eval=true",), False)):
-        codes = [finding.code for finding in load_job("laptop", (*chunks, *evaluating), environ={}).diagnostics]
-        assert ("envs-not-divisible" in codes) == refused
+def test_accelerators_that_hold_both_sides_at_once_are_named(
+    file: str, overrides: tuple[str, ...], warned: bool
+) -> None:
+    messages = [str(finding.message) for finding in load_job(file, overrides).diagnostics]
+    assert any("must hold both" in message for message in messages) == warned

@@ -1,8 +1,9 @@
-"""The math recipe's file: what does not fit together is found before anything runs."""
+"""The math recipe's file, and the folders of its models: what does not fit together is found before anything runs."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -14,9 +15,11 @@ import pytest
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
+from recipes.sections.model_folders import fault_of_weights, read_object, read_settings
 from recipes.training.huggingface import load_tokenizer
 from rlinf_cli.job.job_file import load_with_lint
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
+from tests.known import known
 from tests.unit.recipes.weights_file import WEIGHTS
 
 NODE = "{node_group: node, placement: 0}"
@@ -31,15 +34,6 @@ def test_characters_unknown_to_a_model_from_scratch(tmp_path: Path, findings: An
     messages = [finding[2] for finding in findings(text, messages=True)]
     expected = f"problem 1 of `{file}` has {unread}"
     assert [message.partition(": ")[2] for message in messages] == ([expected] if unread else [])
-
-
-def test_passes_are_bounded_by_tokens_and_by_answers(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(f"{LAPTOP}actor: {{max_tokens_per_micro_batch: 512, micro_batch_size: 4}}\n")
-    job = load_with_lint(str(path), (), environ={})
-    job.raise_if_bad()
-    actor = cast("MathConfig", job.config).actor
-    assert (actor.max_tokens_per_micro_batch, actor.micro_batch_size) == (512, 4)
 
 
 def test_adapters_of_random_weights_are_a_poor_start(findings: Any, model: Path) -> None:
@@ -57,8 +51,8 @@ def test_adapters_of_random_weights_are_a_poor_start(findings: Any, model: Path)
         ("adv_type: reinforce_plus_plus", {"adv_type": "reinforce_pp"}),
         ("adv_type: reinpp_baseline", {"adv_type": "reinforce_pp_baseline"}),
         ("loss_type: vanilla", {"loss_type": "actor"}),
-        ("{kl_penalty: low_var_kl, kl_beta: 0}", {"kl_penalty": "k3", "kl_beta": 0}),
-        ("{tis_cap: 2, recompute_logprobs: true}", {"tis_cap": 2.0}),
+        ("{options: {kl_penalty: low_var_kl}, kl_beta: 0}", {"kl_penalty": "k3", "kl_beta": 0}),
+        ("{options: {tis_cap: 2}, recompute_logprobs: true}", {"tis_cap": 2.0}),
     ],
 )
 def test_values_of_other_projects(tmp_path: Path, written: str, meant: dict[str, Any]) -> None:
@@ -66,34 +60,28 @@ def test_values_of_other_projects(tmp_path: Path, written: str, meant: dict[str,
     path.write_text(f"{LAPTOP}algorithm: {written if written.startswith('{') else '{' + written + '}'}\n")
     job = load_with_lint(str(path), (), environ={})
     job.raise_if_bad()
-    algorithm = cast("MathConfig", job.config).algorithm
+    algorithm = cast("MathConfig", job.config).algorithm.inputs
     assert {name: getattr(algorithm, name) for name in meant} == meant
 
 
 @pytest.mark.parametrize(
-    ("sections", "module", "code"),
+    ("sections", "module"),
     [
-        ("data:\n  type: reasoning_gym\n  task: chain_sum\n", "reasoning_gym", "missing-extra"),
-        ("reward:\n  reward_type: math\n", "math_verify", "missing-extra"),
-        ("actor:\n  model:\n    lora: {rank: 4}\n", "peft", "missing-extra"),
-        ("actor:\n  model:\n    hidden_dim: 64\n", "transformers", "missing-extra"),
+        ("data:\n  type: reasoning_gym\n  task: chain_sum\n", "reasoning_gym"),
+        ("reward:\n  reward_type: math\n", "math_verify"),
+        ("actor:\n  model:\n    lora: {rank: 4}\n", "peft"),
+        ("actor:\n  model:\n    hidden_dim: 64\n", "transformers"),
     ],
 )
 def test_packages_that_this_python_lacks(
-    findings: Any, monkeypatch: pytest.MonkeyPatch, sections: str, module: str, code: str
+    findings: Any, monkeypatch: pytest.MonkeyPatch, sections: str, module: str
 ) -> None:
     for rules in ("problem_rules", "model_rules"):
         monkeypatch.setattr(
             f"recipes.language.rules.{rules}.missing_modules", lambda names: [name for name in names if name == module]
         )
-
-    diagnostics = findings(LAPTOP + sections, messages=True)
-
-    assert [
-        (diagnostic[0], f"`{module}`" in diagnostic[2], "pip install" in diagnostic[3])
-        for diagnostic in diagnostics
-        if diagnostic[0] == code
-    ] == [(code, True, True)]
+    missing = [item for item in findings(LAPTOP + sections, messages=True) if item[0] == "missing-extra"]
+    assert [(f"`{module}`" in item[2], "pip install" in item[3]) for item in missing] == [(True, True)]
 
 
 @pytest.fixture
@@ -131,14 +119,35 @@ def test_what_a_folder_lacks_is_found_before_a_run(
     (model / file).unlink(missing_ok=True)
     if content is not None:
         (model / file).write_text(content)
-
     diagnostics = findings(LAPTOP, f"actor.model.model_path={model}", messages=True)
-
     assert [diagnostic[0] for diagnostic in diagnostics] == ["unusable-path"]
     assert words in diagnostics[0][2]
-    config: Any = load_with_lint("math_laptop", [f"actor.model.model_path={model}"], environ={}).config
+    config: Any = load_with_lint("math/sums-laptop", [f"actor.model.model_path={model}"], environ={}).config
     with pytest.raises(ConfigError, match=re.escape(words)):
         require_model(config)
+
+
+def test_a_stop_token_that_the_model_lacks_is_refused(findings: Any, model: Path) -> None:
+    options = (f"actor.model.model_path={model}", "rollout.sampling_params.stop_token_ids=[2, 3]")
+    assert findings(LAPTOP, *options) == [("conflicting-settings", "3")]
+    config: Any = load_with_lint("math/sums-laptop", options, environ={}).config
+    with pytest.raises(ConfigError, match="no token 3, only 0 to 2"):
+        require_model(config)
+
+
+YARN = '512, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}'
+
+
+@pytest.mark.parametrize(("positions", "refused"), [(1024, True), (1025, False), ('"1024"', False), (YARN, False)])
+def test_an_answer_fits_into_the_positions_of_the_model(
+    findings: Any, model: Path, positions: int | str, refused: bool
+) -> None:
+    settings = f'{{"model_type": "qwen2", "vocab_size": 3, "max_position_embeddings": {positions}}}'
+    (model / "config.json").write_text(settings)
+    reported = ("conflicting-settings", "1024") in findings(
+        LAPTOP + "rollout: {sampling_params: {max_new_tokens: 1024}}\n", f"actor.model.model_path={model}"
+    )
+    assert reported == refused
 
 
 def test_a_chat_template_that_is_not_there(findings: Any, model: Path) -> None:
@@ -172,7 +181,7 @@ def save_tokenizer(folder: Path, template: str) -> None:
 
 
 def test_missing_folder_may_be_elsewhere_until_a_run_starts() -> None:
-    job = load_with_lint("math_laptop", ["actor.model.model_path=/nowhere/model"], environ={})
+    job = load_with_lint("math/sums-laptop", ["actor.model.model_path=/nowhere/model"], environ={})
 
     assert job.diagnostics.ok
     assert [diagnostic.code for diagnostic in job.diagnostics] == ["unusable-path"]
@@ -196,7 +205,6 @@ def test_files_of_problems_are_looked_into(findings: Any, model: Path, tmp_path:
 
     inputs = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
     diagnostics = findings(LAPTOP, *inputs, messages=True)
-
     assert [diagnostic[0] for diagnostic in diagnostics] == ["unusable-path"]
     assert words in diagnostics[0][2]
 
@@ -207,7 +215,6 @@ def test_a_pipe_in_the_place_of_data_is_not_waited_for(findings: Any, model: Pat
 
     options = (f"data.train_data_paths={tmp_path / name}", f"actor.model.model_path={model}")
     diagnostics = findings(LAPTOP, *options, messages=True)
-
     assert "is a pipe, not a regular file" in diagnostics[0][2]
 
 
@@ -237,34 +244,19 @@ def test_columns_that_trl_functions_want_are_in_the_data(
 
     options = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
     diagnostics = findings(LAPTOP, *options, "reward.reward_type=columns_of_trl:score", messages=True)
-
     assert [diagnostic[0] for diagnostic in diagnostics] == codes
     assert all("`hint`" in diagnostic[2] for diagnostic in diagnostics)
 
 
-@pytest.mark.parametrize("name", ["math_laptop", "math_smollm"])
+@pytest.mark.parametrize("name", ["embodied/pick-laptop", "math/sums-laptop", "math/smollm2-laptop"])
 def test_a_shipped_config_travels_to_the_workers(name: str) -> None:
     config: Any = load_with_lint(name, (), environ={}).config
-
     assert pickle.loads(pickle.dumps(config)) == config
-
-
-@pytest.mark.parametrize("key", ["actor.model.precision", "actor.fsdp_config.mixed_precision.reduce_dtype"])
-def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> None:
-    job = load_with_lint("math_laptop", [f"{key}=fp16"], environ={})
-    results = [(diagnostic.code, diagnostic.help) for diagnostic in job.diagnostics if "fp16" in diagnostic.message]
-    assert results == [("conflicting-settings", "write `bf16`, which has the range of fp32")]
-    assert not job.diagnostics.ok
-
-
-def test_half_precision_serves_an_evaluation() -> None:
-    job = load_with_lint("math_laptop", ["runner.only_eval=true", "actor.model.precision=fp16"], environ={})
-    assert not [diagnostic for diagnostic in job.diagnostics if "would lose gradients" in diagnostic.message]
 
 
 @pytest.mark.parametrize(("rate", "is_usual"), [("10", False), ("0.06", False), ("0.01", True), ("1e-7", True)])
 def test_learning_rates_far_off_are_reported(rate: str, is_usual: bool) -> None:
-    job = load_with_lint("math_laptop", [f"actor.optim.lr={rate}"], environ={})
+    job = load_with_lint("math/sums-laptop", [f"actor.optim.lr={rate}"], environ={})
     assert ("unusual-value" not in {problem.code for problem in job.diagnostics}) == is_usual
     assert job.ok
 
@@ -278,12 +270,14 @@ RATE = 5e-4
     [
         # Built on the spot, and with adapters.
         ({}, {}, (1e-4, 1e-4)),
-        ({"model": {**MODEL, "is_lora": True}}, {}, (1e-4, 1e-4)),
         ({"model": {**MODEL, "lora": {"rank": 4}}}, {}, (1e-4, 1e-4)),
+        ({"model": {"model_path": ""}}, {"model_path": ""}, (1e-4, 1e-4)),
+        ({"model": {**MODEL, "lora": {}}}, {}, (1e-4, 1e-4)),
         # All weights of a pretrained model; the critic's is that of the actor, or one of its own.
         ({"model": MODEL}, {}, (1e-6, 1e-5)),
         ({"model": MODEL, "optim": {"clip_grad": 0.5}}, {}, (1e-6, 1e-5)),
         ({}, OWN, (1e-4, 1e-5)),
+        ({"model": MODEL, "optim": {"lr": None}}, {"lr": None}, (1e-6, 1e-5)),
         # What the file says.
         ({"model": MODEL, "optim": {"lr": RATE}}, {}, (5e-4, 1e-5)),
         ({"model": MODEL}, {"lr": RATE}, (1e-6, 5e-4)),
@@ -315,3 +309,29 @@ def test_weights_of_files_are_dumped_and_read(tmp_path: Path) -> None:
     dumped = data.model_dump(mode="json")
     assert dumped["train_data_paths"] == files
     assert LanguageDataConfig.model_validate(dumped) == data
+
+
+BAD = ["[" * 200_000, "{", "[]", '{"a": 1, "a": 2}', '{"a": "\\ud800"}', '{"a": ' + "9" * 5000 + "}"]
+
+
+@pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
+def test_file_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"generation_config\.json` cannot be read"):
+        read_settings(file)
+    assert read_object(file) == {}
+
+
+def test_infinity_of_a_model_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"time_step_limit": [0.0, Infinity]}')
+    assert read_settings(file) == read_object(file) == {"time_step_limit": [0.0, math.inf]}
+
+
+def test_header_of_weights_that_is_nested_deeply_is_a_fault(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    header = b"[" * 200_000
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    fault = fault_of_weights(file)
+    assert "is not a safetensors file" in known(fault).message

@@ -1,4 +1,4 @@
-"""The sections of a job: what they take, what they refuse, and that every key says what it means."""
+"""Sections of a job: what they take and refuse, that keys say what they mean, and rules of keys without effect."""
 
 from __future__ import annotations
 
@@ -11,57 +11,43 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig
+from recipes.embodied.config.algorithm_config import ActorCriticConfig, PolicyGradientOptions
 from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
+from recipes.embodied.config.env_types import ENV_TYPES
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
+from recipes.language.config.algorithm_options import AlgorithmOptions
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
+from recipes.language.config.rollout_config import EngineOptions
 from recipes.math.config import MathConfig
-from recipes.sections.actor import OptimConfig
-from recipes.sections.checks import near_divisors, near_multiples
+from recipes.sections.algorithm import AlgorithmConfig
 from recipes.sections.values import KnownOrOwn
-from rlinf_cli.importing.foreign_names import names_at
 from rlinf_cli.job.job_file import load_with_lint
-from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.sections.runner import RolloutRunnerConfig, RunnerConfig
+from rlinf_cli.job.no_effect import NO_EFFECT
+from rlinf_core import Recipe
+from rlinf_core.config.diagnostics import render_text
+from rlinf_core.config.model import ConfigModel, IgnoredKeys
+from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.sections.values import StepsOrNever
-from rlinf_core.config.validating.model_fields import alternatives, model_of, step
+from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.config.tree import Path as KeyPath
+from rlinf_core.config.validating.model_fields import (
+    alternatives,
+    model_of,
+    sections,
+    types_at,
+    value_type,
+    written_fields,
+)
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
+from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.scalars import Int, Text, YamlBool, YamlInt
+from tests.unit.recipes.typed_recipes import RECIPES as TYPED
 
 CLUSTER = {"num_nodes": 1, "component_placement": {"actor": "0"}}
 RECIPES = [EmbodiedConfig, MathConfig]
-# The keys that people type from memory, as the recipes' specification lists them.
-FIRST_CLASS = {
-    EmbodiedConfig: """
-        rollout.model_dir actor.tokenizer.tokenizer_model actor.checkpoint_load_path actor.checkpoint_save_path
-        runner.logger.log_path runner.max_epochs runner.max_steps actor.global_batch_size actor.micro_batch_size
-        runner.task_type runner.logger.project_name runner.logger.experiment_name runner.logger.logger_backends
-        runner.val_check_interval runner.save_interval runner.resume_dir runner.only_eval runner.weight_sync_interval
-        runner.max_staleness runner.max_restarts runner.trace
-        actor.group_name actor.training_backend actor.seed actor.enable_offload actor.model.model_type
-        actor.model.model_path actor.model.precision actor.model.num_action_chunks actor.model.hidden_dim
-        actor.model.add_value_head actor.model.is_lora actor.model.lora_rank actor.optim.lr actor.optim.value_lr
-        actor.optim.adam_beta1 actor.optim.adam_beta2 actor.optim.adam_eps actor.optim.weight_decay
-        actor.optim.clip_grad actor.fsdp_config.sharding_strategy actor.fsdp_config.cpu_offload
-        actor.fsdp_config.reshard_after_forward actor.fsdp_config.mixed_precision
-        actor.fsdp_config.gradient_checkpointing
-        rollout.group_name rollout.backend rollout.pipeline_stage_num rollout.enable_offload
-        env.group_name env.train.env_type env.train.total_num_envs env.train.max_episode_steps
-        env.train.rollout_epoch env.train.auto_reset
-        env.train.ignore_terminations env.train.group_size env.train.seed env.train.video_cfg env.eval.env_type
-        algorithm.adv_type algorithm.loss_type algorithm.loss_agg_func algorithm.group_size algorithm.update_epoch
-        algorithm.normalize_advantages algorithm.gamma algorithm.gae_lambda algorithm.clip_ratio_low
-        algorithm.clip_ratio_high algorithm.clip_ratio_c algorithm.value_clip algorithm.huber_delta
-        algorithm.entropy_bonus algorithm.kl_beta algorithm.kl_penalty algorithm.bootstrap_type
-        algorithm.reward_type algorithm.logprob_type algorithm.entropy_type algorithm.filter_rewards
-    """,
-    MathConfig: """
-        rollout.model_dir actor.tokenizer.tokenizer_model runner.seq_length rollout.sampling_params.temperature
-        rollout.sampling_params.top_k rollout.sampling_params.top_p rollout.sampling_params.max_new_tokens
-        data.train_data_paths data.val_data_paths data.prompt_key data.answer_key data.max_prompt_length
-        data.rollout_batch_size data.shuffle data.seed algorithm.clip_ratio_high algorithm.kl_penalty
-        reward.reward_type reward.timeout actor.model.is_lora
-    """,
-}
 
 
 def models_below(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
@@ -80,12 +66,6 @@ def fails(model: type[BaseModel], value: dict[str, Any]) -> list[tuple[str, tupl
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_cluster_alone_is_a_whole_file(recipe: type[BaseModel]) -> None:
-    config = recipe.model_validate({"recipe": "x", "cluster": CLUSTER})
-    assert set(config.model_dump()) == set(recipe.model_fields)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_key_says_what_it_means(recipe: type[BaseModel]) -> None:
     silent = [
         f"{at}.{name}"
@@ -99,23 +79,16 @@ def test_every_key_says_what_it_means(recipe: type[BaseModel]) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_section_refuses_unknown_keys_and_never_changes(recipe: type[BaseModel]) -> None:
     for _, model in models_below(recipe):
-        assert (model.model_config.get("extra"), model.model_config.get("frozen")) == ("forbid", True)
+        # Beside these options may stand those of a loss of the user's own, or of vLLM; their section refuses others.
+        extra = "allow" if issubclass(model, PolicyGradientOptions | AlgorithmOptions | EngineOptions) else "forbid"
+        assert (model.model_config.get("extra"), model.model_config.get("frozen")) == (extra, True)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_keys_that_people_know_are_there(recipe: type[BaseModel]) -> None:
-    missing: list[str] = []
-    for key in FIRST_CLASS[recipe].split():
-        places: list[object] = [recipe]
-        for segment in key.split("."):
-            # Without a field of its own it may still say what is so anyway.
-            accepted = segment in names_at([member for place in places for member in alternatives(place)]).accepted
-            places = [below for place in places for below in step(place, segment)]
-            if accepted:
-                break
-        if not places and not accepted:
-            missing.append(key)
-    assert missing == []
+@pytest.mark.parametrize("kind", [LanguageAlgorithmConfig, ActorCriticConfig])
+def test_an_own_option_may_be_named_like_a_key(kind: type[AlgorithmConfig]) -> None:
+    section = kind(loss_type="lab.losses:mine", options={"group_size": 3, "gae_lambda": 0.5})
+    assert (section.inputs.group_size, section.inputs.gae_lambda) == (kind().group_size, 0.5)
+    assert section.own_options == {"group_size": 3}
 
 
 @pytest.mark.parametrize("value", [0, -2])
@@ -164,16 +137,16 @@ class TestEnv:
         own = {"seed": 7 + EVAL_SEED_OFFSET, "rollout_epoch": 1}
         shared = type(section.train).model_fields.keys() & type(section.eval).model_fields.keys()
         common = {name: value for name, value in section.train.model_dump().items() if name in shared}
-        films = {"save_video": False, "fps": 20, "episodes": 9}
-        alone = {"inference": {"chunking": "wait"}, "video_cfg": films}
+        alone = {"video_cfg": {"save_video": False}}
         assert section.eval.model_dump() == {**common, **own, **inputs, **alone}
         assert section.eval.in_training is section.train
         assert section.eval.model_fields_set == set(inputs)
 
-    def test_an_evaluation_that_nobody_mentions(self) -> None:
+    def test_an_evaluation_unmentioned_or_with_its_own_seed(self) -> None:
         section = EnvSection.model_validate({"train": {"task": "reach"}})
         assert (section.eval.task, section.eval.seed) == ("reach", EVAL_SEED_OFFSET)
         assert "eval" not in section.model_fields_set
+        assert EnvSection.model_validate({"eval": {"seed": 5}}).eval.seed == 5
 
     @pytest.mark.parametrize(
         ("train", "env_type", "task", "options"),
@@ -194,9 +167,6 @@ class TestEnv:
         evaluation = EnvSection.model_validate({"train": train, "eval": written}).eval
         assert (evaluation.task, evaluation.options) == (task, options)
 
-    def test_it_may_have_its_own_seed(self) -> None:
-        assert EnvSection.model_validate({"eval": {"seed": 5}}).eval.seed == 5
-
     def test_a_mistake_in_training_is_reported_once(self) -> None:
         result = fails(EnvSection, {"train": {"total_num_envs": 0}, "eval": {"seed": 3}})
         assert result == [("greater_than_equal", ("train", "total_num_envs"))]
@@ -216,6 +186,8 @@ class TestEnv:
         ("{resume_dir: job.yaml}", "job.yaml"),
         ("{logger: {log_path: job.yaml}}", "job.yaml"),
         ("{logger: {log_path: job.yaml/runs}}", "job.yaml/runs"),
+        ("{}\nactor: {checkpoint_save_path: job.yaml/here}", "job.yaml/here"),
+        ("{}\nactor: {checkpoint_save_path: not/yet}", None),
         ("{resume_dir: here}", "here"),
         ("{resume_dir: whole, logger: {log_path: not/yet}}", None),
         ("{resume_dir: whole/global_step_4}", None),
@@ -237,33 +209,19 @@ def test_folders_can_be_used(
     place = "{node_group: node, placement: 0}"
     cluster = f"cluster: {{num_nodes: 1, component_placement: {{'actor,rollout,env': {place}}}}}\n"
     (tmp_path / "job.yaml").write_text(f"recipe: embodied\n{cluster}runner: {runner}\n")
-    results = [
-        (diagnostic.code, diagnostic.span.text) for diagnostic in load_with_lint("job.yaml", environ={}).diagnostics
-    ]
+    results = [(item.code, item.span.text) for item in load_with_lint("job.yaml", environ={}).diagnostics]
     assert results == ([("unusable-path", underlined)] if underlined else [])
-
-
-@pytest.mark.parametrize(
-    "value", [{"adam_beta1": 1.0}, {"adam_beta2": 1}, {"adam_beta2": -0.1}, {"lr": 0}, {"adam_eps": 0},
-              {"weight_decay": -1}, {"clip_grad": -1}, {"lr": float("inf")}, {"weight_decay": float("nan")}]
-)  # fmt: skip
-def test_optimizer_ranges(value: dict[str, Any]) -> None:
-    assert [where for _, where in fails(OptimConfig, value)] == [tuple(value)]
 
 
 @pytest.mark.parametrize(
     ("model", "value", "code"),
     [
         (RunnerConfig, {"resume_dir": " "}, "bad-value"),
-        (RolloutRunnerConfig, {"max_staleness": -1}, "greater_than_equal"),
         (RunnerConfig, {"logger": {"logger_backends": ["tensorbord"]}}, "literal_error"),
         (RunnerConfig, {"trace": "yes"}, "wrong-type"),
-        (PolicyActorConfig, {"global_batch_size": 0}, "greater_than_equal"),
         (PolicyActorConfig, {"global_batch_size": 8.5}, "wrong-type"),
-        (PolicyActorConfig, {"global_batch_size": 8, "seed": -1}, "greater_than_equal"),
         (LanguageDataConfig, {"train_data_paths": ["a.jsonl", ""]}, "bad-value"),
         (LanguageRewardConfig, {"reward_type": "exakt"}, "unknown-choice"),
-        (LanguageRewardConfig, {"timeout": 0}, "greater_than"),
     ],
 )
 def test_what_is_refused(model: type[BaseModel], value: dict[str, Any], code: str) -> None:
@@ -288,20 +246,72 @@ def test_another_default_keeps_the_description() -> None:
     assert Other.model_json_schema()["properties"]["size"]["description"] == "How large."
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted", "text"),
-    [
-        (3200, 900, "800 or 1600"),
-        (3200, 3200, "1600"),
-        (7, 3, "1 or 7"),
-        (25600, 3, "2 or 4"),
-        (3200, 5000, "3200"),
-        (10**50, 3, "2 or 4"),
-    ],
-)
-def test_near_divisors(value: int, wanted: int, text: str) -> None:
-    assert near_divisors(value, wanted) == text
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_nothing_is_told_of_a_shipped_configuration(name: str) -> None:
+    # As a file of a user's own: nothing is told of the keys of one that came with the package.
+    text = shipped_configs()[name].read_bytes()
+    assert [
+        render_text(diagnostic)
+        for diagnostic in load_with_lint("-", stdin=text, environ={}).diagnostics
+        if diagnostic.code == NO_EFFECT
+    ] == []
 
 
-def test_near_multiples() -> None:
-    assert [near_multiples(*pair) for pair in ((62, 8), (5, 8), (64, 8))] == ["56 or 64", "8", "64 or 72"]
+def rules() -> Iterator[tuple[str, KeyPath, type[ConfigModel], IgnoredKeys]]:
+    for recipe in recipe_names():
+        model = find_recipe(recipe).config_model()
+        for place, section in sections(model):
+            for rule in section.no_effect if issubclass(section, ConfigModel) else ():
+                yield recipe, tuple(place.split(".")) if place else (), section, rule
+
+
+def test_rules_name_keys_that_there_are() -> None:
+    count = 0
+    for _, _, section, rule in rules():
+        for key in (*rule.keys, *rule.because):
+            *above, name = key.split(".")
+            holders = types_at(section, tuple(above))
+            known = [holder for holder in holders if isinstance(holder, type) and issubclass(holder, BaseModel)]
+            named = any(name in written_fields(item) for item in known)
+            assert named or any(value_type(holder) for holder in holders), (section, key)
+            count += 1
+    assert count > 100
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_rule_can_be_asked(name: str) -> None:
+    job = load_with_lint(find_recipe(name).default_config, environ={})
+    for recipe, place, kind, rule in rules():
+        section: Any = job.config
+        for segment in place:
+            section = getattr(section, segment, None)
+        if recipe == name and isinstance(section, kind):
+            assert rule.when(section, {}) in (True, False, None) or rule.when(section, {})
+            assert rule.reason(section)
+
+
+@pytest.mark.parametrize("name", sorted(ENV_TYPES))
+def test_the_table_of_environments_knows_their_processes(name: str) -> None:
+    entry = ENV_TYPES[name]
+    try:
+        target: Any = import_target(entry.target, "env_type")
+    except Exception:
+        pytest.skip("its package is not installed")
+    processes = target.processes if issubclass(target, SimulatedEnv) else None
+    assert entry.processes == processes
+
+
+_NO_PARTS = {"name", "summary", "default_config", "training_data", "variants", "elastic"}
+
+
+def test_all_recipes_are_typed() -> None:
+    assert [recipe.name for recipe in TYPED] == recipe_names()
+
+
+@pytest.mark.parametrize("typed", TYPED, ids=[recipe.name for recipe in TYPED])
+def test_named_parts_are_the_typed_functions(typed: Recipe) -> None:
+    recipe = find_recipe(typed.name)
+    parts = [name for name in Recipe._fields if name not in _NO_PARTS]
+    assert {name: recipe.load(getattr(recipe, name)) for name in parts} == {
+        name: getattr(typed, name) for name in parts
+    }

@@ -37,7 +37,7 @@ SMALL = (
 
 def config_of(*overrides: str) -> ServeConfig:
     """Return the shipped configuration with a smaller model, and changes."""
-    job = load_job("serve_laptop", (*SMALL, *overrides), environ={})
+    job = load_job("serve/sums-laptop", (*SMALL, *overrides), environ={})
     job.raise_if_bad()
     return cast("ServeConfig", job.config)
 
@@ -117,6 +117,16 @@ class Client:
         assert answer.status == 200, answer.content
         return (await self.post("retrieve_future", {"request_id": answer.content["request_id"]})).content
 
+    async def ask(self, path: str, /, **fields: Any) -> Any:
+        """Return the result of a request for an object."""
+        return await self.result(await self.post(path, fields))
+
+    async def refusal(self, path: str, fields: Mapping[str, Any], status: int = 422) -> str:
+        """Return why a request is refused, which it is with a status."""
+        answer = await self.post(path, fields)
+        assert answer.status == status, answer
+        return answer.content["detail"]
+
     async def session(self) -> str:
         """Return a new session."""
         fields = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
@@ -134,6 +144,20 @@ class Client:
     async def step(self, model: str, seq: int, rate: float = 1e-2) -> Any:
         """Return the result of an optimizer step."""
         return await self.result(await self.post("optim_step", step_fields(model, seq, rate)))
+
+    async def train(self, model: str, seq: int, rate: float = 1e-2) -> None:
+        """Have a model learn from the rows, and take a step: two numbers."""
+        await self.learn(model, seq, shifted())
+        await self.step(model, seq + 1, rate)
+
+    async def save(self, model: str, seq: int, route: str = "save_weights", /, **fields: Any) -> Any:
+        """Return the result of saving weights."""
+        return await self.ask(route, model_id=model, seq_id=seq, **fields)
+
+    async def snapshot(self, model: str, seq: int, number: int = 0) -> str:
+        """Return a sampler of a model's weights as they are."""
+        saved = await self.save(model, seq, "save_weights_for_sampler", sampling_session_seq_id=number)
+        return saved["sampling_session_id"]
 
     async def sampler(self, session: str, number: int = 0, path: str | None = None) -> str:
         """Return a new sampler."""
@@ -195,6 +219,19 @@ def pass_body(model: str, seq: int, data: Sequence[Any], loss: str = "cross_entr
             tensor.dense = array.astype(np.int64 if whole else np.float32).tobytes()
             tensor.dtype = 2 if whole else 1
             tensor.shape.extend(array.shape)
+    return message.SerializeToString()
+
+
+def empty_tensors(name: str, count: int, rows: int, width: int, model: str = "m", seq: int = 1) -> bytes:
+    """Return a body of sparse tensors without an entry, a few bytes each."""
+    message = PASS_MESSAGE(model_id=model, seq_id=seq, loss="cross_entropy")
+    for _ in range(count):
+        item = message.data.add()
+        item.input.add().text.tokens = np.asarray([3], np.int32).tobytes()
+        tensor = item.values[name]
+        tensor.dtype = 1
+        tensor.shape.extend([rows, width])
+        tensor.sparse.rows = bytes(8 * (rows + 1))
     return message.SerializeToString()
 
 

@@ -54,7 +54,7 @@ def shown(tmp_path: Path) -> Path:
 @pytest.fixture
 def config_of(shown: Path) -> Callable[..., SftConfig]:
     def config(*overrides: str) -> SftConfig:
-        job = load_job("sft_laptop", (*SMALL, f"data.train_data_paths={shown}", *overrides), environ={})
+        job = load_job("sft/pick-laptop", (*SMALL, f"data.train_data_paths={shown}", *overrides), environ={})
         job.raise_if_bad()
         return cast("SftConfig", job.config)
 

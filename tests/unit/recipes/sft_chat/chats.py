@@ -44,7 +44,7 @@ def jsonl(file: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 def config_of(*overrides: str) -> ChatConfig:
     """Return the shipped configuration of a small model, with changes."""
     small = ("actor.model.hidden_dim=32", "actor.model.num_layers=1", "data.train_size=40", "actor.global_batch_size=8")
-    job = load_job("sft_chat_laptop", (*small, *overrides), environ={})
+    job = load_job("sft/sums-chat-laptop", (*small, *overrides), environ={})
     job.raise_if_bad()
     return cast("ChatConfig", job.config)
 

@@ -1,12 +1,15 @@
-"""The workers that learn from conversations, `recipes.sft_chat.chat_actor`."""
+"""The workers that learn from conversations, and the rules about their files."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
+from torch import ones
 from torch.nn.functional import cross_entropy
 
 from recipes.language.models.plain_check import plain_attention
@@ -111,11 +114,45 @@ def test_empty_pass_has_a_loss_without_targets() -> None:
 
 
 def test_packed_rows_have_the_learned_tokens_as_targets() -> None:
-    examples = [
-        ChatExample.of([5, 6, 7], [False, False, True]),
-        ChatExample.of([8, 9], [False, True]),
-        ChatExample.of([1], [True]),
-    ]
-    rows = pack_examples(examples)
+    parts = ([5, 6, 7], [False, False, True]), ([8, 9], [False, True]), ([1], [True])
+    rows = pack_examples([ChatExample.of(*part) for part in parts])
     assert rows.tokens.tolist() == [[5, 6], [8, 0]]
     assert (rows.predictors.tolist(), rows.targets.tolist()) == ([1, 2], [7, 9])
+
+
+JOB = """\
+recipe: sft
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor: {node_group: node, placement: 0}
+actor: {global_batch_size: 4, model: {model_path: MODEL}}
+data: {type: chat, train_data_paths: ROWS}
+runner: {seq_length: 64}
+"""
+TEXTS = {"prompt": "a", "completion": "b"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "template", "refused"),
+    [
+        ([{"messages": turns("a", "b")}], "", False, True),
+        ([{"messages": turns("a", "b")}], "", True, False),
+        ([TEXTS, TEXTS], "data.apply_chat_template=false", False, False),
+        ([TEXTS, TEXTS], "data.apply_chat_template=true", False, True),
+    ],
+)
+def test_messages_need_a_chat_template_before_a_run(
+    findings: Any, tmp_path: Path, rows: list[Any], settings: str, template: bool, refused: bool
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 3}')
+    (folder / "model.safetensors").write_bytes(save({"one": ones(1)}))
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}')
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"} if template else {}))
+    file = jsonl(tmp_path / "chat.jsonl", rows)
+    text = JOB.replace("MODEL", str(folder)).replace("ROWS", str(file))
+    reported = findings(text, *([settings] if settings else []), messages=True)
+    errors = [(code, "no chat template" in message) for code, _, message, _ in reported]
+    assert errors == [("unusable-path", True)] * refused

@@ -248,6 +248,12 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
     assert steps(store) == [1]
 
 
+def test_run_that_was_renamed_saves_nothing_in_its_old_place(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="No such file or directory"):
+        CheckpointStore(tmp_path / "renamed" / "checkpoints").begin(1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_commit_without_begin(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not begun"):
         CheckpointStore(tmp_path).commit(3, Manifest(step=3))

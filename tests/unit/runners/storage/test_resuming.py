@@ -16,7 +16,7 @@ import yaml
 from recipes.training import comparing_worker
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.errors import CheckpointError
+from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
@@ -43,16 +43,23 @@ PAIRS: dict[str, tuple[str, str, str, str]] = {
     "layer size": ("actor.model.hidden_dim=64", "", "actor.model.hidden_dim=32", "actor.model.hidden_dim"),
     "updates": ("algorithm.update_epoch=1", "algorithm.update_epoch=2", "", "algorithm.update_epoch"),
     "task": ("env.train.task=reach", "", "env.train.task=place", "env.train.task"),
-    "advantages": ("algorithm.gae_lambda=0.9", "algorithm.gae_lambda=0.8", "", "algorithm.gae_lambda"),
+    "advantages": (
+        "algorithm.options.gae_lambda=0.9",
+        "algorithm.options.gae_lambda=0.8",
+        "",
+        "algorithm.options.gae_lambda",
+    ),
     "staleness": ("runner.max_staleness=1", "", "runner.max_staleness=2", "runner.max_staleness"),
-    "recipe": ("file=math_laptop", "", "file=agent_calculator", "recipe"),
+    "recipe": ("file=math/sums-laptop", "", "file=agent/calculator-laptop", "recipe"),
 }
 
 
 def text_of(*overrides: str) -> str:
-    """The resolved configuration of `laptop.yaml`, or of `file=NAME`, with overrides."""
+    """The resolved configuration of `embodied/pick-laptop.yaml`, or of `file=NAME`, with overrides."""
     words = [override for override in overrides if override and not override.startswith("file=")]
-    (name,) = [override.removeprefix("file=") for override in overrides if override.startswith("file=")] or ["laptop"]
+    (name,) = [override.removeprefix("file=") for override in overrides if override.startswith("file=")] or [
+        "embodied/pick-laptop"
+    ]
     job = load_job(name, words)
     assert job.config is not None, [diagnostic.message for diagnostic in job.diagnostics]
     return config_text_of(job)
@@ -117,6 +124,20 @@ def test_run_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     assert again.resumed_from is None
 
 
+def test_run_that_auto_cannot_consider_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = started(tmp_path, text_of())
+    saved(run, 3, 1.0)
+    (run.path / "run.json").write_text('{"schema": "rlinf.run/1", "sta')
+    assert started(tmp_path, text_of(), resume_dir="auto").resumed_from is None
+    assert f"cannot consider {run.path}: `run.json`" in caplog.text
+
+
+def test_folder_of_runs_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(RunError, match="the folder of runs cannot be read"):
+        started(tmp_path / "runs", text_of(), resume_dir="auto")
+
+
 def test_runs_of_an_earlier_rlinf_match_by_configuration(tmp_path: Path) -> None:
     runs = [started(tmp_path, text_of(f"actor.seed={seed}")) for seed in (1, 2)]
     for run in runs:
@@ -134,12 +155,14 @@ def test_a_run_that_kept_several_components_in_one_key_matches(tmp_path: Path) -
     assert started(tmp_path, texts[1], resume_dir="auto").path == run.path
 
 
-def test_a_run_that_kept_the_keys_of_all_kinds_matches(tmp_path: Path) -> None:
-    former = {"env": {"train": {"simulator_timeout": 100.0}}, "actor": {"model": {"is_lora": False, "lora_rank": 16}}}
+def test_a_run_that_has_the_keys_of_an_earlier_release_matches(tmp_path: Path) -> None:
+    of_env = {"simulator_timeout": 100.0, "reset_each_pass": None, "mask_after_success": False}
+    of_algorithm = {"gae_lambda": 0.95, "value_clip": None, "critic_warmup_steps": 0, "normalize_advantages": True}
     texts = [yaml.safe_load(text_of(f"actor.seed={seed}")) for seed in (1, 2)]
     for text in texts:
-        text["env"]["train"] |= former["env"]["train"]
-        text["actor"]["model"] |= former["actor"]["model"]
+        text["env"]["train"] |= of_env
+        text["algorithm"] |= of_algorithm
+        text["actor"]["model"] |= {"is_lora": False, "lora_rank": 16}
     runs = [started(tmp_path, yaml.safe_dump(text)) for text in texts]
     for run in runs:
         saved(run, 3, 1.0)
@@ -281,6 +304,12 @@ def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -
     assert failed.details == ("why: killed", "do: look")
     assert started.time <= failed.time
     assert faults == []
+
+
+def test_half_of_a_character_does_not_hide_an_event(tmp_path: Path) -> None:
+    run_events.append_event(tmp_path, run_events.FAILED, 1, "no file \udcff", ["where: \ud800"])
+    (event,), faults = run_events.story_with_faults(tmp_path)
+    assert (event.text, event.details, faults) == ("no file \\udcff", ("where: \\ud800",), [])
 
 
 def test_text_with_other_line_separators_is_one_event(tmp_path: Path) -> None:

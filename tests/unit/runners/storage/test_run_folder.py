@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage import durable, run_folder
 from rlinf_core.runners.storage.checkpoint import Manifest, config_hash
 from rlinf_core.runners.storage.resuming import find_source
-from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder, unused_path
 
 
 def settings(path: Path, **fields: Any) -> RunnerConfig:
@@ -165,11 +166,11 @@ def test_a_run_that_was_taken_over_meanwhile_is_not_taken_twice(
     first.end("failed")
     claimed = durable.claimed
 
-    def later(path: Path) -> Any:
+    def later(path: Path, flags: int) -> Any:
         # Between finding the run and claiming it, another command has claimed it and let go.
         monkeypatch.setattr(durable, "claimed", claimed)
         RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
-        return claimed(path)
+        return claimed(path, flags)
 
     monkeypatch.setattr(durable, "claimed", later)
     with pytest.raises(RunError, match="still active"):
@@ -210,6 +211,16 @@ def test_what_resume_dir_may_name(tmp_path: Path, name: str) -> None:
     assert again.resumed_from == first.path / "checkpoints" / "global_step_10"
 
 
+def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
+    first = RunFolder.create(settings(tmp_path), "sft")
+    save(first, 5)
+    first.end("finished")
+    with pytest.raises(CheckpointError, match="another recipe") as raised:
+        RunFolder.create(settings(tmp_path, resume_dir=str(first.path)), "embodied")
+    assert "its run is of recipe `sft`, this one of `embodied`" in str(raised.value)
+    assert first.refresh().status == "finished"
+
+
 def test_a_checkpoint_that_was_copied_begins_a_run(tmp_path: Path) -> None:
     first = RunFolder.create(settings(tmp_path), "embodied")
     save(first, 5)
@@ -218,6 +229,32 @@ def test_a_checkpoint_that_was_copied_begins_a_run(tmp_path: Path) -> None:
     again = RunFolder.create(settings(tmp_path, resume_dir=str(copy)), "embodied")
     assert again.path != first.path
     assert again.resumed_from == copy
+
+
+def test_a_read_only_run_is_continued_in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    first.write_config_text("actor: {seed: 1}\n")
+    save(first, 5)
+    first.end("finished")
+    before, opens = contents(first), durable.open_below
+
+    def read_only(root: Path, name: str, flags: int) -> int:
+        if Path(root) == first.path and flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "Read-only file system", str(Path(root) / name))
+        return opens(root, name, flags)
+
+    def accessible(path: Path, mode: int) -> bool:
+        return not (path == first.path and mode & os.W_OK)
+
+    monkeypatch.setattr(durable, "open_below", read_only)
+    monkeypatch.setattr(os, "access", accessible)
+    again = RunFolder.create(settings(tmp_path, resume_dir=str(first.path)), "embodied")
+    assert again.path != first.path
+    assert again.resumed_from == first.path / "checkpoints" / "global_step_5"
+    assert contents(first) == before
+    # `rlinf compare` shows what has changed.
+    again.write_config_text("actor: {seed: 2}\n")
+    assert [file.read_text() for file in again.earlier_config_files] == ["actor: {seed: 1}\n"]
 
 
 @pytest.mark.parametrize("name", ["missing", "runs"])
@@ -255,7 +292,7 @@ class TestARefusedResume:
     def good(self, tmp_path: Path) -> RunFolder:
         """Return a run that finished after step 12, with a checkpoint of step 10."""
         run = RunFolder.create(settings(tmp_path), "embodied")
-        run.write_config(load_job("laptop", ["runner.max_steps=12"]))
+        run.write_config(load_job("embodied/pick-laptop", ["runner.max_steps=12"]))
         with MetricsWriter(run.metrics_file) as writer:
             for step in (10, 12):
                 writer.log(step, {"env/return": step})
@@ -283,7 +320,7 @@ class TestARefusedResume:
     ) -> None:
         before, state = contents(good), good.state
         attempt = self.resumed(tmp_path)
-        job = load_job("laptop", ["runner.max_steps=20"])
+        job = load_job("embodied/pick-laptop", ["runner.max_steps=20"])
         with RunRecord.open(job, attempt, events.nobody) as opened:
             assert attempt.refresh().status == "running"
             assert (opened.step, opened.newest) == (10, {"env/return": 10.0})
@@ -303,7 +340,7 @@ class TestARefusedResume:
 
     def test_once_it_has_workers_the_folder_tells_of_it(self, tmp_path: Path, good: RunFolder) -> None:
         attempt = self.resumed(tmp_path)
-        job = load_job("laptop", ["runner.max_steps=20"])
+        job = load_job("embodied/pick-laptop", ["runner.max_steps=20"])
         with RunRecord.open(job, attempt, events.nobody) as opened:
             opened.started(20, {})
             assert [line.step for line in read_metrics(attempt.metrics_file)] == [10]
@@ -328,7 +365,7 @@ def test_the_configuration_is_kept_and_loads_again(tmp_path: Path) -> None:
         "cluster.node_groups=[{label: a, node_ranks: 0, env_configs: [{node_ranks: 0, env_vars: "
         f"[{{API_TOKEN: {token}}}]}}]}}]",
     ]
-    job = load_job("laptop", overrides)
+    job = load_job("embodied/pick-laptop", overrides)
     job.raise_if_bad()
     said = folder.write_config(job)
     text = folder.config_file.read_text()
@@ -342,7 +379,7 @@ def test_the_configuration_is_kept_and_loads_again(tmp_path: Path) -> None:
     assert again.config.model_dump(exclude={"cluster"}) == job.config.model_dump(exclude={"cluster"})
     folder.write_config(job)
     assert not (folder.path / "config.1.yaml").exists()
-    folder.write_config(load_job("laptop", [*overrides, "runner.max_steps=9"]))
+    folder.write_config(load_job("embodied/pick-laptop", [*overrides, "runner.max_steps=9"]))
     assert (folder.path / "config.1.yaml").read_text() == text
     assert "max_steps: 9" in folder.config_file.read_text()
 
@@ -372,6 +409,8 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be written") as raised:
         RunFolder.create(settings(tmp_path), "embodied")
     assert "runner.logger.log_path" in str(raised.value)
+    with pytest.raises(RunError, match=r"choose a shorter `runner\.logger\.experiment_name`"):
+        RunFolder.create(settings(tmp_path / "other", experiment_name="x" * 300), "embodied")
 
 
 def test_a_damaged_checkpoint_is_resumed_from_by_nobody(tmp_path: Path) -> None:
@@ -382,6 +421,8 @@ def test_a_damaged_checkpoint_is_resumed_from_by_nobody(tmp_path: Path) -> None:
         run.checkpoints.commit(step, Manifest(step=step))
     newest = run.path / "checkpoints" / "global_step_2"
     (newest / "weights").write_bytes(b"abd")
+    # A run that was killed between the two writes has no `latest`.
+    (run.path / "checkpoints" / "latest").unlink()
     for name in ("auto", run.path, run.path / "checkpoints"):
         source = find_source(str(name), tmp_path, "one")
         assert source is not None
@@ -389,3 +430,11 @@ def test_a_damaged_checkpoint_is_resumed_from_by_nobody(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged") as caught:
         find_source(str(newest), tmp_path, "one")
     assert "`weights`" in str(caught.value)
+
+
+def test_what_is_begun_in_the_same_second_has_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda form: "20260314-101502")
+    for name in ("play-20260314-101502.mp4", "play-20260314-101502-2.mp4", "play-20260314-101502-3.mp4"):
+        path = unused_path(tmp_path, "play", ".mp4")
+        assert path == tmp_path / name
+        path.touch()

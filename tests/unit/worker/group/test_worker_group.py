@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
 from rlinf_core.collective.endpoint_info import own_place
-from rlinf_core.errors import InvalidNameError, WorkerDiedError
+from rlinf_core.errors import InvalidNameError, PlacementError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process.proc import MARK, stat
+from rlinf_core.topology import ClusterTopology, NodeInfo
 from rlinf_core.worker import group_call
 from rlinf_core.worker.group import handle, watchers
 from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
@@ -46,6 +47,11 @@ def test_a_method_named_like_one_of_every_worker_is_refused(name: str) -> None:
         with pytest.raises(InvalidNameError, match=f"`Clash.{name}` cannot be called on a group") as caught:
             item.create_group()
         assert caught.value.why == f"it would replace the `{name}` of every worker"
+
+
+def test_a_value_cannot_replace_a_method_of_every_worker() -> None:
+    with pytest.raises(InvalidNameError, match=r"it would replace the `send` of every worker"):
+        type("Clash", (Worker,), {"send": 5}).create_group()
 
 
 def test_a_mixin_cannot_replace_what_workers_have() -> None:
@@ -104,6 +110,21 @@ def test_a_group_takes_its_name_from_the_section_that_is_its_own(config: Any, se
     for arguments in (((config,), {}), ((3,), {"cfg": config})):
         assert str(base_address(Mine, arguments, None)) == name
         assert str(base_address(Mine, arguments, "given")) == "given"
+
+
+def test_a_name_of_a_section_that_is_no_text_is_refused() -> None:
+    class Mine(Worker):
+        config_section = "actor"
+
+    with pytest.raises(InvalidNameError, match="5 is not a valid name of a group"):
+        base_address(Mine, (({"actor": {"group_name": 5}},), {}), None)
+
+
+def test_a_group_runs_on_a_cluster_not_on_its_topology() -> None:
+    class Mine(Worker): ...
+
+    with pytest.raises(PlacementError, match=r"launch of `Worker_group_Mine`: .* is not a `Cluster`"):
+        Mine.create_group().launch(ClusterTopology.from_nodes([NodeInfo(0)]))  # pyright: ignore[reportArgumentType]
 
 
 class _Ray:

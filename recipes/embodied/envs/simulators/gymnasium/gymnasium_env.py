@@ -1,7 +1,7 @@
 """Gymnasium environments by id.
 
-For environments as cheap as the classic ones a process of their own costs more than it gives: by default they are
-stepped one after another in the worker's own process. For dear ones, give `num_processes`.
+By default environments are stepped one after another in the worker's own process, since for cheap ones, such as the
+classic ones, a separate process costs more than it saves. For expensive environments, set `num_processes`.
 """
 
 # Gymnasium is an optional package: the checker of types runs without it.
@@ -19,15 +19,21 @@ import numpy as np
 from gymnasium.envs import registration
 from numpy.typing import NDArray
 
+from recipes.embodied.envs.checks import is_rate
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import CheapSimulation, Columns, Outcome, Row, Start
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_reset, checked_step, checked_together
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import (
+    check_seeded,
+    checked_reset,
+    checked_step,
+    checked_together,
+)
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
-# Extras of Gymnasium, by the words with which their packages are missed.
+# Extras of Gymnasium, by the words in the errors about their missing packages.
 _EXTRAS: Final = {
     "mujoco": "mujoco",
     "imageio": "mujoco",
@@ -44,22 +50,24 @@ _EXTRAS: Final = {
 class GymnasiumSimulation(CheapSimulation):
     """An environment of Gymnasium, by its id or its class; `options` are arguments of `gymnasium.make`.
 
-    Success is what an environment reports as `is_success` or `success`.
+    An environment reports success as `is_success` or `success`.
     """
 
     def __init__(self, task: str, options: dict[str, Any]) -> None:
         try:
             entry = copy(registered(task))
             self.max_episode_steps = entry.max_episode_steps
-            # A step is never the first call here, so that none has to be checked for it.
+            # Here `reset` always precedes `step`, so that the order need not be checked.
             entry.order_enforce = False
-            # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
+            # `VectorEnv` enforces the limit; -1 prevents a `TimeLimit` wrapper.
             self.env = gymnasium.make(entry, **{"max_episode_steps": -1, "disable_env_checker": True, **options})
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise cannot_be_made(task, error) from error
+        check_seeded(task, self.env)
         self._task = task
         self.raw_step = self.env.step
-        self.control_hz = self.env.metadata.get("render_fps")
+        rate = self.env.metadata.get("render_fps")  # for viewers: it may be anything
+        self.control_hz = np.asarray(rate).item() if is_rate(rate) else None
         self._reads = Reader(task, self.env.observation_space)
         self._writes = Writer(task, self.env.action_space)
         self.mapping = f"{self._reads.mapping}; {self._writes.mapping}"
@@ -67,7 +75,7 @@ class GymnasiumSimulation(CheapSimulation):
 
     @property
     def spec(self) -> EnvSpec:
-        """From the spaces of the environment."""
+        """The spec, derived from the environment's spaces."""
         return spec_of(self._reads, self._writes)
 
     def reset(self, start: Start) -> None:
@@ -95,19 +103,27 @@ class GymnasiumSimulation(CheapSimulation):
         return self._reads(self._current)
 
     def examine(self, observations: Observation) -> None:
-        """See `Simulation`: the first number out of its bounds is logged."""
+        """See `Simulation`: logs the first number out of its bounds."""
         self._reads.check_bounds(observations)
 
     def picture(self) -> NDArray[np.uint8] | None:
-        """See `Simulation`; there is one with the option `render_mode: rgb_array`."""
+        """See `Simulation`; requires the option `render_mode: rgb_array`."""
         if self.env.render_mode != "rgb_array":
             return None
         try:
-            return np.asarray(self.env.render())
+            view = np.asarray(self.env.render())
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(
                 f"the environment cannot be rendered: {error}", where="env.options.render_mode"
             ) from error
+        if view.dtype != np.uint8 or view.ndim != 3 or view.shape[2] != 3:
+            said = f"{view.dtype} {list(view.shape)}"
+            raise ConfigError(
+                f"`render` of `{self._task}` returns {said}; `rgb_array` is uint8 [H, W, 3]",
+                where="env.options.render_mode",
+                help="correct `render`, or remove `render_mode`",
+            )
+        return view
 
     def native(self, actions: Array) -> Any:
         return self._writes(actions)
@@ -119,12 +135,11 @@ class GymnasiumSimulation(CheapSimulation):
 class GymnasiumEnv(SimulatedEnv):
     """`task` is the id, or the class as `package.module:Class`; `options` are arguments of `gymnasium.make`.
 
-    Observations that are images (uint8 [H, W, 3], [3, H, W], or grey) become `images.CAMERA`: of a dictionary the
-    camera has the name of its part, `arm.wrist` in a nested one, a bare image that of the main camera. A text becomes
-    `instructions`; everything else becomes `states`, with the parts of a dictionary or tuple one after the other, and a
-    choice as a vector of zeros with a one. Continuous actions are stretched from -1..1 to the bounds of the environment
-    where there are two; whole numbers each get an equal part of -1..1.
-    `max_episode_steps` is by default the limit that the id brings; a class brings none.
+    Observations that are images (uint8 [H, W, 3], [3, H, W], or grey) become `images.CAMERA`: a camera is named after
+    its part of a dictionary, `arm.wrist` if nested; a bare image is the main camera. A text becomes `instructions`;
+    everything else becomes `states`: the parts of a dictionary or tuple are concatenated, and discrete values are
+    one-hot. Continuous actions are scaled from -1..1 to the environment's bounds if both exist; integers each get an
+    equal part of -1..1. `max_episode_steps` is by default the limit of the id; a class has none.
     """
 
     simulation: ClassVar[str] = f"{__name__}:GymnasiumSimulation"
@@ -151,7 +166,7 @@ def registered(task: str) -> Any:
     """Return the registry entry of an id, or one made for a class or function of a module.
 
     Args:
-        task: the id; `module:id`, where the module, which registers it, is imported first; or `module:Class`.
+        task: the id; `module:id`, whose module is imported first to register it; or `module:Class`.
     """
     module, _, name = task.rpartition(":")
     made: Any = getattr(import_module(module), name, None) if module else None
@@ -168,7 +183,7 @@ def cannot_be_made(task: str, error: Exception) -> ConfigError:
     remedy = None
     own = task.rpartition(":")[0]
     if missing and own:
-        # A name of the user's own: the package index may have another one of that name.
+        # For custom code: the package index may have an unrelated package of the same name.
         named = f"`PYTHONPATH=FOLDER rlinf ...` names the folder that holds `{missing}`"
         if own == missing or own.startswith(f"{missing}."):
             return ConfigError(

@@ -23,7 +23,7 @@ from rlinf_core import ConfigError
 class GymnasiumRoboticsSimulation(GymnasiumSimulation):
     """A Gymnasium-Robotics environment by id; its observations are concatenated into one vector.
 
-    Success is `is_success` (Fetch and others), or that no task is left to do (FrankaKitchen).
+    Success is `is_success` (Fetch and others), or that no task remains (FrankaKitchen).
     """
 
     options_model = GymnasiumRoboticsOptions
@@ -44,13 +44,13 @@ class GymnasiumRoboticsSimulation(GymnasiumSimulation):
 
     @property
     def spec(self) -> EnvSpec:
-        """The specification by the environment's spaces, with a camera if one is configured."""
+        """The spec, derived from the environment's spaces, with a camera if one is configured."""
         spec = super().spec
         cameras = {"main": (self._size, self._size, 3)} if self._size else {}
         return EnvSpec(spec.state_size, spec.action_size, spec.num_choices, cameras)
 
     def checked(self, result: Any) -> Outcome:
-        """See `CheapSimulation`; an episode of Fetch ends with success, which the environment itself does not do."""
+        """See `CheapSimulation`; success ends an episode of Fetch, which the environment itself does not do."""
         outcome = super().checked(result)
         if self._kitchen:
             done = not self._bare.tasks_to_complete

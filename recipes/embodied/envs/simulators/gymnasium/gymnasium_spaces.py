@@ -22,19 +22,19 @@ from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 OWN: Final = "wrap it in an environment of your own, `env_type: package.module:Class`"
-# Bounds such as the largest float32 mean that there is no bound; halves and sums of them are infinite.
+# Larger bounds, such as the largest float32, mean that there is no bound: halves and sums of them are infinite.
 _NO_BOUND: Final = 1e30
-# More choices than this are a type's own range, such as that of int64.
+# A larger range is that of the type itself, such as int64, and not of real choices.
 _MOST_WHOLE: Final = 2**31
 _COLOURS: Final = 3
-# Sides of an array from which numbers 0 to 255, or floats in the layout of a picture, are taken for a picture.
+# The least sides of an array for numbers from 0 to 255, or floats in an image's layout, to count as an image.
 _SMALLEST_PICTURE: Final = 16
 _PICTURE_DIMENSIONS: Final = 3
 _BYTE: Final = 255
-# Numbers beyond a bound by this share of it are rounded.
+# A number that exceeds a bound by up to this share of it counts as rounded.
 _ROUNDING: Final = 1e-5
 _LOGGER: Final = logging.getLogger("rlinf")
-# Warnings about observations that this process has logged: each comes once.
+# Warnings about observations that this process has logged, to log each once.
 _warned: set[str] = set()
 
 
@@ -57,19 +57,19 @@ class _Part(NamedTuple):
 class Reader:
     """Converts observations of a space to rows.
 
-    Dictionaries and tuples may be nested; a part of one has the name of its path, `arm.wrist`.
+    Dictionaries and tuples may be nested; a part is named by its path, `arm.wrist`.
 
     Args:
-        task: the task, for errors.
+        task: the name of the task, for errors.
         space: the space of the observations.
 
     Attributes:
-        state_size: numbers in `states`.
+        state_size: the number of values in `states`.
         cameras: (H, W, 3) of the images, by camera.
-        instruction: name of the part that holds the instruction; None: there is none.
+        instruction: name of the part that holds the instruction; None: no instruction.
 
     Raises:
-        ConfigError: a part of the space is not understood.
+        ConfigError: a part of the space is not supported.
     """
 
     def __init__(self, task: str, space: spaces.Space[Any]) -> None:
@@ -95,7 +95,7 @@ class Reader:
                 raise _not_understood(task, f"{f'`{part.name}`' if part.name else 'it'} has no numbers: {part.space}")
         if len(layouts) != len(parts):
             raise _not_understood(task, f"two parts have one name: {space}")
-        # The shape of an observation that is one vector of numbers, and nothing else.
+        # The shape of an observation that is a single vector of numbers.
         alone = self._states[0].space if len(parts) == len(self._states) == 1 else None
         self._plain: tuple[int, ...] | None = None
         if isinstance(alone, spaces.Box) and np.issubdtype(alone.dtype, np.floating) and len(alone.shape) == 1:
@@ -104,14 +104,14 @@ class Reader:
         low, high = (
             np.concatenate([np.zeros(0), *(_bounds(part.space)[side] for part in self._states)]) for side in (0, 1)
         )
-        # In the type of states, so that comparing them is cheap.
+        # In the dtype of states, to make comparisons cheap.
         with np.errstate(over="ignore", invalid="ignore"):
             self._low = (low - _ROUNDING * np.abs(low)).astype(np.float32)
             self._high = (high + _ROUNDING * np.abs(high)).astype(np.float32)
 
     @property
     def mapping(self) -> str:
-        """The parts of an observation that our observations are made of, in words."""
+        """The conversion of observation parts to our observations, in words."""
         states = [f"{part.name or 'the observation'}{_size_in_words(part.space)}" for part in self._states]
         kinds = [f"states [{self.state_size}] = {' + '.join(states)}"] if states else []
         kinds += [f"{key} = {part.name or 'the observation'}" for key, (part, _) in self._pictures.items()]
@@ -121,46 +121,46 @@ class Reader:
         """Return an observation of the space as a row.
 
         Raises:
-            ConfigError: it is not of the space.
+            ConfigError: the observation is not in the space.
         """
         is_array = self._plain is not None and type(observation) is np.ndarray
         if is_array and observation.dtype == np.float32 and observation.shape == self._plain:
-            return {STATES: observation.copy()}  # cheap environments, in which every operation is felt
+            return {STATES: observation.copy()}  # a fast path for cheap environments
         row: Row = {}
         for key, (part, layout) in self._pictures.items():
             row[key] = _colours(self._held(part, observation), layout)
         if self._text is not None:
-            row[INSTRUCTIONS] = self._text.of(observation)
+            row[INSTRUCTIONS] = self._held(self._text, observation)
         if self._states:
             vectors = [_vector(part.space, self._held(part, observation)) for part in self._states]
             row[STATES] = np.concatenate(vectors) if len(vectors) > 1 else vectors[0]
         return row
 
     def together(self, observations: Sequence[Any] | Array) -> Observation | None:
-        """Return n observations of the space in new arrays [n, ...], in a fraction of the time of one by one.
+        """Return n observations of the space in new arrays [n, ...], much faster than one by one.
 
         Returns:
-            None where they are not vectors of numbers alone, or one of them is not of the space.
+            None if they are not plain vectors of numbers, or one is not in the space.
         """
         if self._plain is None:
             return None
         try:
             states = np.array(observations)
-        except ValueError:  # of several shapes
+        except ValueError:  # the shapes differ
             return None
         if states.shape[1:] != self._plain or states.dtype.kind not in "fiub":
             return None
         return {STATES: states.astype(np.float32, copy=False)}
 
     def batch(self, space: spaces.Space[Any], observation: Any) -> Observation:
-        """Return what a vector of environments observes as arrays [n, ...]; log the first number out of its bounds.
+        """Return an observation of a vector of environments as arrays [n, ...]; log the first number out of its bounds.
 
         Args:
-            space: the space of observations of the vector.
-            observation: one of it.
+            space: the observation space of the vector.
+            observation: an observation in that space.
 
         Raises:
-            ConfigError: an observation in it is not of the space of one environment.
+            ConfigError: an observation is not in the space of a single environment.
         """
         seen = self.together(observation) if isinstance(observation, np.ndarray) else None
         if seen is None:
@@ -170,7 +170,7 @@ class Reader:
         return seen
 
     def check_bounds(self, observations: Observation) -> None:
-        """Log the first number of some observations [n, ...] that is out of its bounds; once for a task."""
+        """Log the first number of observations [n, ...] that is out of its bounds, once per task."""
         if not self._states or self._task in _warned:
             return
         states = observations[STATES]
@@ -190,12 +190,15 @@ class Reader:
         _LOGGER.warning(message, name, self._task, number, states[index], low[number], high[number])
 
     def _held(self, part: _Part, observation: Any) -> Any:
-        """Return a part of an observation, checked against its space."""
         try:
             value = part.of(observation)
         except (KeyError, IndexError, TypeError) as error:
             raise self._wrong(part, f"has no `{part.name}`", str(part.space)) from error
         space = part.space
+        if isinstance(space, spaces.Text):
+            if not isinstance(value, str):
+                raise self._wrong(part, f"is {value!r}", "a text")
+            return value
         if isinstance(space, spaces.Discrete):
             if not space.contains(np.asarray(value).reshape(()).astype(np.int64) if _is_whole(value) else value):
                 raise self._wrong(part, f"is {value!r}", f"{space}")
@@ -219,7 +222,7 @@ class Reader:
 
 
 class Writer:
-    """A converter of batched actions to the form that an environment takes.
+    """A converter of batched actions to an environment's action space.
 
     Attributes:
         size: the number of values in an action.
@@ -265,7 +268,7 @@ class Writer:
         """Return actions [n, A] for `step`: within the space, and integers for integer spaces."""
         native = native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
         if self.num_choices is not None:
-            # In the space's own type, which Gymnasium checks in half the time of Python's.
+            # In the space's own dtype, which Gymnasium checks in half the time of Python's int.
             return native[:, 0].astype(self._type)
         return native.astype(self._type).reshape(-1, *self._shape)
 
@@ -289,7 +292,7 @@ def _layout(task: str, part: _Part) -> str | None:
     """Return the order of an image's dimensions, such as `HWC`; None if a part is not an image.
 
     Raises:
-        ConfigError: it is one that no policy is shown, such as a stack of frames.
+        ConfigError: it is an unsupported image, such as a stack of frames.
     """
     space = part.space
     if not isinstance(space, spaces.Box):
@@ -298,7 +301,7 @@ def _layout(task: str, part: _Part) -> str | None:
     is_byte = space.dtype == np.uint8
     if len(shape) == _PICTURE_DIMENSIONS:
         if is_byte and not _is_full(space) and not _is_large(shape):
-            return None  # numbers of a grid
+            return None  # a grid of numbers
         if is_byte and not _is_full(space):
             bounds = f"{space.low.min()} to {space.high.max()}"
             raise _no_picture(task, part, f"its numbers go from {bounds}, and those of a camera from 0 to {_BYTE}")
@@ -326,7 +329,7 @@ def _no_picture(task: str, part: _Part, why: str) -> ConfigError:
 
 
 def _is_full(space: spaces.Box) -> bool:
-    """Return whether the numbers of a part are those of colours, 0 to 255."""
+    """Return whether the range of a part is that of colors, 0 to 255."""
     return bool((space.low == 0).all() and (space.high == _BYTE).all())
 
 
@@ -363,7 +366,7 @@ def _size_in_words(space: spaces.Space[Any]) -> str:
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the least and the greatest value of each of the states that a space becomes."""
+    """Return the least and the greatest value of each state that a space becomes."""
     if not isinstance(space, spaces.Box):
         return np.zeros(_length(space)), np.ones(_length(space))
     return np.asarray(space.low, np.float64).reshape(-1), np.asarray(space.high, np.float64).reshape(-1)
@@ -378,7 +381,7 @@ def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
 
 
 def spec_of(reads: Reader, writes: Writer) -> EnvSpec:
-    """Return the specification by the spaces of a task."""
+    """Return the spec that the spaces of a task define."""
     return EnvSpec(
         state_size=reads.state_size,
         action_size=writes.size,

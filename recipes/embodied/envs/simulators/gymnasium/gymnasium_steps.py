@@ -1,4 +1,4 @@
-"""Resets and steps of Gymnasium's environments, checked against what Gymnasium promises."""
+"""Resets and steps of Gymnasium environments, checked against the Gymnasium interface."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, Final
 
+import gymnasium
 import numpy as np
 
 from recipes.embodied.envs.processes.simulator import Columns, Outcome
@@ -19,18 +21,37 @@ _OLD_STEP: Final = 4
 _STEP: Final = 5
 _RESET: Final = 2
 SUCCESS: Final = ("is_success", "success")
-# What most environments return.
+# The types that most environments return.
 _TUPLE: Final = frozenset({tuple})
 _NUMBERS: Final[frozenset[type]] = frozenset({float, np.float32, np.float64})
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
 _DICTIONARY: Final[frozenset[type]] = frozenset({dict})
 
 
-def checked_reset(task: str, result: Any) -> Any:
-    """Return the observation of what `reset` returned.
+def check_seeded(task: str, env: gymnasium.Env[Any, Any]) -> None:
+    """Refuse a `reset` that takes no seed.
 
     Raises:
-        ConfigError: it is not a pair of observation and information.
+        ConfigError: it takes none.
+    """
+    # Gymnasium's wrappers take a seed, and pass it on to whatever they wrap.
+    while isinstance(env, gymnasium.Wrapper) and type(env).reset.__module__.startswith("gymnasium."):
+        env = env.env
+    try:
+        signature(env.reset).bind(seed=0)
+    except TypeError:
+        raise ConfigError(
+            f"`reset` of `{task}` takes no `seed`",
+            where="env.task",
+            help="write `def reset(self, *, seed=None, options=None)`, and call `super().reset(seed=seed)`",
+        ) from None
+
+
+def checked_reset(task: str, result: Any) -> Any:
+    """Return the observation from a result of `reset`.
+
+    Raises:
+        ConfigError: the result is not a pair of observation and information.
     """
     if isinstance(result, tuple) and len(result) == _RESET and isinstance(result[1], (dict, Mapping)):
         return result[0]
@@ -42,14 +63,14 @@ def checked_reset(task: str, result: Any) -> Any:
 
 
 def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
-    """Return the observation and the outcome of what `step` returned.
+    """Return the observation and the outcome from a result of `step`.
 
     Raises:
-        ConfigError: values are missing, or are not of the type that they should be.
+        ConfigError: values are missing or have a wrong type.
     """
     if type(result) is tuple and len(result) == _STEP:
         observation, reward, terminated, truncated, info = result
-        # What most environments return, without the cost of looking at each value by itself.
+        # A fast path for the usual types.
         is_plain = type(reward) is float and type(terminated) is bool and type(truncated) is bool
         if is_plain and type(info) is dict and not info:
             return observation, Outcome(reward, terminated, truncated)
@@ -64,10 +85,10 @@ def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
 
 
 def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], Columns] | None:
-    """Return the observations of some steps and their outcomes, in a fraction of the time of `checked_step` for each.
+    """Return the observations of some steps and their outcomes, much faster than `checked_step` for each.
 
     Returns:
-        None where one of them is for `checked_step` to judge: it reports success, or is wrong.
+        None if a step requires `checked_step`, because it reports success or is invalid.
     """
     if not _all_of(_TUPLE, results) or set(map(len, results)) != {_STEP}:
         return None
@@ -90,14 +111,13 @@ def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
 
 
 def _success(info: Any) -> Any:
-    """Return what an environment says of success; None: nothing."""
+    """Return the reported success; None if nothing is reported."""
     if type(info) is dict and not info:
         return None
     return next((info[name] for name in SUCCESS if name in info), None) if isinstance(info, Mapping) else None
 
 
 def _five(task: str, result: Any) -> tuple[Any, ...]:
-    """Return the five values of a step."""
     if not isinstance(result, tuple) or len(result) != _STEP:
         count = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         is_old = isinstance(result, tuple) and len(result) == _OLD_STEP
@@ -111,7 +131,7 @@ def _five(task: str, result: Any) -> tuple[Any, ...]:
 
 
 def _number(task: str, reward: Any) -> float:
-    if type(reward) is float:  # what most environments return, without the cost of an array
+    if type(reward) is float:  # a fast path for the usual type
         return reward
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "fiub":
@@ -121,7 +141,7 @@ def _number(task: str, reward: Any) -> float:
 
 
 def _truth(task: str, name: str, value: Any) -> bool:
-    if value is True or value is False or type(value) is np.bool_:  # as above
+    if value is True or value is False or type(value) is np.bool_:  # a fast path for the usual types
         return bool(value)
     array = np.asarray(value)
     if array.size == 1 and array.dtype.kind in "fiub" and array.reshape(()) in (0, 1):

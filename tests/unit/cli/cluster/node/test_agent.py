@@ -27,6 +27,8 @@ from rlinf_cli.cluster.node import node_agent, node_holdings, node_probe, node_r
 from rlinf_cli.cluster.transports import agent
 from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
+from rlinf_core import __version__
+from rlinf_core.errors import ConfigError
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.process import proc
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster
@@ -39,35 +41,22 @@ Nodes = Callable[..., tuple[NodeTarget, ...]]
 @pytest.mark.parametrize("name", agent.PARTS)
 def test_parts_are_of_python_3_8_and_of_its_library(name: str) -> None:
     source = agent.path_of(name).read_text(encoding="utf-8")
+    # Every part that another imports travels before it.
+    for other in agent.PARTS[agent.PARTS.index(name) :]:
+        package, _, own = other.rpartition(".")
+        assert f"{other} import" not in source
+        assert not re.search(rf"from {package} import .*\b{own}\b", source)
     tree = ast.parse(source, feature_version=(3, 8))
-    modules = {
-        module
-        for node in ast.walk(tree)
-        for module in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
     if name == agent.QUESTIONS:
         return  # what a question imports besides, the interpreter has that is asked
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    modules = {alias.name for node in imports for alias in node.names}
+    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {module for module in modules if module.startswith("rlinf")}
     assert ours <= {part.rpartition(".")[0] for part in agent.PARTS} | set(agent.PARTS)
     assert {module.partition(".")[0] for module in modules - ours} <= set(sys.stdlib_module_names)
-    assert not {"removeprefix", "removesuffix"} & {
-        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-    }  # of 3.9
-
-
-def test_every_part_that_another_imports_travels_before_it() -> None:
-    for index, name in enumerate(agent.PARTS):
-        source = agent.path_of(name).read_text(encoding="utf-8")
-        for other in agent.PARTS[index:]:
-            package, _, own = other.rpartition(".")
-            assert f"{other} import" not in source
-            assert not re.search(rf"from {package} import .*\b{own}\b", source)
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not {"removeprefix", "removesuffix"} & attributes  # of 3.9
 
 
 @pytest.fixture
@@ -92,8 +81,6 @@ def test_the_facts_of_this_machine(ask: Callable[..., agent.AgentReply]) -> None
 
 
 def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentReply]) -> None:
-    import socket
-
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -106,23 +93,13 @@ def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentRepl
 
 
 def test_a_taken_port_names_the_cluster_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def folder_of(cluster: str) -> str:
-        return str(tmp_path / cluster)
-
-    monkeypatch.setattr(node_holdings, "folder_of", folder_of)
+    monkeypatch.setattr(node_holdings, "folder_of", lambda cluster: str(tmp_path / cluster))
     (tmp_path / "68b076be").mkdir()
     (tmp_path / "68b076be" / "node.json").write_text('{"name": "lap"}')
-    code = (
-        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
-        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "RLINF_RAY": "68b076be"},
-    ) as held:
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+    code += "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    env, pipe = {**os.environ, "RLINF_RAY": "68b076be"}, subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=env) as held:
         assert held.stdin is not None
         assert held.stdout is not None
         port = int(held.stdout.readline())
@@ -148,48 +125,46 @@ def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.AgentReply]) 
     assert answer.rc == 127
 
 
+def program(tmp_path: Path, script: str) -> str:
+    """Return the path of an interpreter that is a script of the shell."""
+    path = text_file(tmp_path / "python", f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    program = text_file(tmp_path / "python", "no program\n")
-    assert "is not executable" in ask({"verb": "probe"}, interpreter=str(program)).message
-    program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
-    program.chmod(0o755)
-    answer = ask({"verb": "probe"}, interpreter=str(program))
+    path = text_file(tmp_path / "text", "no program\n")
+    assert "is not executable" in ask({"verb": "probe"}, interpreter=str(path)).message
+    answer = ask({"verb": "probe"}, interpreter=program(tmp_path, "echo broken >&2\nexit 3"))
     assert "cannot run the agent" in answer.message
-    assert answer.rc == 3
-    assert answer.lines == "broken"
-
-
-def test_interpreter_that_hangs_is_named(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    program = text_file(tmp_path / "python", "#!/bin/sh\nexec sleep 600\n")
-    program.chmod(0o755)
-    answer = ask({"verb": "probe"}, deadline=0.2, interpreter=str(program))
+    assert (answer.rc, answer.lines) == (3, "broken")
+    hangs = program(tmp_path, "exec sleep 600")
+    answer = ask({"verb": "probe"}, deadline=0.2, interpreter=hangs)
     assert answer.message == "no answer within 0.2 s"
-    assert answer.why == f"`{program}`, or a script of the login shell before it, printed nothing"
-    assert answer.help == f"try `{program} -V` there"
+    assert answer.why == f"`{hangs}`, or a script of the login shell before it, printed nothing"
+    assert answer.help == f"try `{hangs} -V` there"
 
 
-@pytest.mark.parametrize("login", ["read -r answer", "read a; read b; read c"])
-def test_login_scripts_may_read_lines(ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str) -> None:
-    program = text_file(tmp_path / "python", f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).data is not None
-
-
-@pytest.mark.parametrize("login", ["cat >/dev/null", "while read -r line; do :; done", "dd bs=100 count=1 2>/dev/null"])
+@pytest.mark.parametrize(
+    ("login", "takes"),
+    [
+        ("read -r answer", False),
+        ("read a; read b; read c", False),
+        ('echo "Welcome!"\necho 12', False),
+        ("cat >/dev/null", True),
+        ("while read -r line; do :; done", True),
+        ("dd bs=100 count=1 2>/dev/null", True),
+    ],
+)
 def test_a_login_script_that_takes_the_input_is_named(
-    ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str
+    ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str, takes: bool
 ) -> None:
-    program = text_file(tmp_path / "python", f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    answer = ask({"verb": "probe"}, interpreter=str(program))
-    assert answer.message == "the login shell took the standard input of the command"
-    assert "~/.bashrc" in answer.why
-
-
-def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    program = text_file(tmp_path / "python", f'#!/bin/sh\necho "Welcome!"\necho 12\nexec {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).data is not None
+    own = program(tmp_path, f'{login}\nexec {sys.executable} "$@"')
+    answer = ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=own)
+    assert (answer.data is None) is takes
+    if takes:
+        assert answer.message == "the login shell took the standard input of the command"
+        assert "~/.bashrc" in answer.why
 
 
 def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent.AgentReply]) -> None:
@@ -199,17 +174,12 @@ def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent
     assert "0123456789abcdef" not in str(answer)
 
 
-def test_software_that_cannot_be_asked_is_a_fault(tmp_path: Path) -> None:
+def test_its_version_is_that_of_the_code_and_of_no_distribution(tmp_path: Path) -> None:
+    """Code that `--sync` shipped has no distribution, and one called `rlinf` may be another project's."""
+    assert node_probe.software(dict(os.environ))["rlinf"] == __version__
     facts = node_probe.software({}, str(tmp_path / "python"))
     assert facts["ray"] is None
     assert facts["fault"]
-
-
-def test_its_version_is_that_of_the_code_and_of_no_distribution() -> None:
-    """Code that `--sync` shipped has no distribution, and one called `rlinf` may be another project's."""
-    from rlinf_core import __version__
-
-    assert node_probe.software(dict(os.environ))["rlinf"] == __version__
 
 
 def test_a_folder_is_short_enough_for_rays_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +200,6 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
 
 
 def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    from rlinf_cli.cluster.transports import agent
-
     code = tmp_path / "code"
     (code / "own" / "__pycache__").mkdir(parents=True)
     (code / "own" / "__init__.py").write_text("x = 1\n")
@@ -270,9 +238,6 @@ def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tm
 
 
 def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
-    from rlinf_cli.cluster.transports import agent
-    from rlinf_core.errors import ConfigError
-
     with pytest.raises(ConfigError, match="is not a folder"):
         agent.archive(tmp_path / "none")
     with (tmp_path / "weights.bin").open("wb") as file:
@@ -368,15 +333,9 @@ def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     proc.kill_all(cluster, str(folder / cluster))
 
 
-def test_ray_that_gives_up_for_being_slow_is_started_again(request_for: Any) -> None:
-    record = node_ray.start(request_for(GIVES_UP))
-    assert record["started"]
-    assert proc.alive(record["process"])
-
-
-def test_ray_that_gives_up_after_it_listens_is_started_again(request_for: Any, tmp_path: Path) -> None:
-    gives_up_late = f"{LISTENS}; open_port.accept(); {GIVES_UP}"
-    record = node_ray.start(request_for(gives_up_late))
+@pytest.mark.parametrize("first", [GIVES_UP, f"{LISTENS}; open_port.accept(); {GIVES_UP}"], ids=["slow", "late"])
+def test_ray_that_gives_up_is_started_again(request_for: Any, tmp_path: Path, first: str) -> None:
+    record = node_ray.start(request_for(first))
     assert record["started"]
     assert proc.alive(record["process"])
     assert "Ray runtime started." in (tmp_path / "up" / record["cluster"] / "up.log").read_text()

@@ -28,6 +28,7 @@ from tests.waiting import until
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 REQUEUE = SchedulerOption(None, "requeue", None)
 EVIL = "$(touch {0}) `touch {0}` '; touch {0}; ' \" $HOME: {{x}}"
+ROOT = Path(__file__).parents[5]
 
 
 @pytest.fixture
@@ -70,6 +71,18 @@ def test_slurm_with_like_machines_is_no_heterogeneous_job(make_nodes: Nodes) -> 
     script = checked_shell(slurm("plain", "plain.yaml", make_nodes(4)))
     assert "het" not in script
     assert "#SBATCH --nodelist=h0,h1,h2,h3" in script
+
+
+def test_hosts_keep_their_ranks_whatever_slurms_order(make_nodes: Nodes) -> None:
+    # Slurm numbers the nodes of one request by their names.
+    nodes = make_nodes(text="cluster: {num_nodes: 9, hosts: [n2, me@n10, b, a, c, r9n1, r10n1, r10n02, r10n2]}")
+    script = checked_shell(slurm("x", "x.yaml", nodes))
+    assert re.findall("--nodelist=(.*)", script) == ["n2,n10", "b", "a,c,r9n1", "r10n1,r10n02", "r10n2"]
+    assert re.findall(r'"\$RLINF_CLUSTER" (\d) ', script) == ["0", "2", "3", "6", "8"]
+    assert "hostname -I" in script
+    named = checked_shell(slurm("x", "x.yaml", nodes, head_address="10.1.0.2"))
+    assert "\nhead=10.1.0.2\n" in named
+    assert "hostname" not in named
 
 
 def requests_of(script: str) -> list[list[str]]:
@@ -137,9 +150,13 @@ def test_kuberay_has_a_pod_for_each_rank(hetero: tuple[NodeTarget, ...]) -> None
     assert [pod.get("nodeSelector") for pod in pods[15:]] == [None, {"rlinf.io/rank": "16"}, {"rlinf.io/rank": "17"}]
 
 
-def test_ray_is_the_version_that_is_installed() -> None:
-    pinned = (Path(__file__).parents[5] / "constraints.txt").read_text(encoding="utf-8")
+def test_ray_is_the_version_that_is_installed(make_nodes: Nodes) -> None:
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert f"ray=={RAY_VERSION}\n" in pinned
+    # A name that is none for Kubernetes becomes one.
+    names = {"My_Lab.Cluster-": "my-lab-cluster", "2nodes": "rlinf-2nodes", "__": "rlinf"}
+    for name, of_kubernetes in names.items():
+        assert read(kuberay(name, "x.yaml", make_nodes(1)))["metadata"]["name"] == of_kubernetes
 
 
 def test_secrets_are_not_written_out(make_nodes: Nodes) -> None:
@@ -191,12 +208,6 @@ cluster:
     assert by_name["EVIL"] == evil.replace("$(", "$$(")
 
 
-def test_a_name_that_is_none_for_kubernetes_becomes_one(make_nodes: Nodes) -> None:
-    name = read(kuberay("My_Lab.Cluster-", "x.yaml", make_nodes(1)))["metadata"]["name"]
-    assert name == "my-lab-cluster"
-
-
-ROOT = Path(__file__).parents[5]
 VALIDATOR = Draft202012Validator(json.loads((ROOT / "tests/data/kuberay.schema.json").read_text(encoding="utf-8")))
 SHIPPED = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 EVERYTHING = (
@@ -242,17 +253,6 @@ def test_manifests_of_shipped_files_are_valid(name: str) -> None:
             assert [error.message for error in VALIDATOR.iter_errors(manifest)] == []
 
 
-def test_the_schema_refuses_other_fields_and_types(lab: tuple[NodeTarget, ...]) -> None:
-    [manifest] = manifests(lab, *EVERYTHING)
-    assert VALIDATOR.is_valid(manifest)
-    container = manifest["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-    container["resources"]["requests"]["cpu"] = 16
-    assert not VALIDATOR.is_valid(manifest)
-    container["resources"]["requests"]["cpu"] = "16"
-    container["volumeMount"] = []
-    assert not VALIDATOR.is_valid(manifest)
-
-
 def test_volumes_and_secrets_are_in_every_pod(lab: tuple[NodeTarget, ...]) -> None:
     [manifest] = manifests(lab, "volume=runs:/runs", "volume=runs:/more", "secret=wandb", "image=x/y:2")
     for pod in pods(manifest["spec"]):
@@ -273,18 +273,23 @@ def test_a_manifest_without_a_volume_says_that_runs_end_with_it(lab: tuple[NodeT
     assert "rlinf train lab.yaml runner.logger.log_path=/runs" in printed
 
 
-def entrypoint(nodes: Sequence[NodeTarget], *words: str, log_path: str | None = None) -> str:
-    [job] = manifests(nodes, "job", *words, log_path=log_path)
-    return str(job["spec"]["entrypoint"])
-
-
-def test_a_job_writes_its_results_to_a_volume_of_the_head(lab: tuple[NodeTarget, ...]) -> None:
-    written = "rlinf train lab.yaml runner.logger.log_path=/runs"
-    assert entrypoint(lab, "volume=runs:/runs") == written
-    assert entrypoint(lab, "volume=runs:/runs", log_path="results") == written
-    assert entrypoint(lab, "trainer:volume=runs:/runs", "sim:volume=models:/models") == written
-    for path in ("/runs", "/runs/lab"):
-        assert entrypoint(lab, "volume=models:/models", "volume=runs:/runs", log_path=path) == "rlinf train lab.yaml"
+@pytest.mark.parametrize(
+    ("words", "log_path", "written"),
+    [
+        ("volume=runs:/runs", None, "/runs"),
+        ("volume=runs:/runs", "results", "/runs"),
+        ("trainer:volume=runs:/runs sim:volume=models:/models", None, "/runs"),
+        ("volume=runs:/runs", "/runs", None),
+        ("volume=models:/models volume=runs:/runs", "/runs", None),
+        ("volume=models:/models volume=runs:/runs", "/runs/lab", None),
+    ],
+)
+def test_a_job_writes_its_results_to_a_volume_of_the_head(
+    lab: tuple[NodeTarget, ...], words: str, log_path: str | None, written: str | None
+) -> None:
+    [job] = manifests(lab, "job", *words.split(), log_path=log_path)
+    override = f" runner.logger.log_path={written}" if written else ""
+    assert job["spec"]["entrypoint"] == f"rlinf train lab.yaml{override}"
 
 
 @pytest.mark.parametrize(
@@ -307,13 +312,18 @@ def test_a_job_whose_results_would_end_with_its_pods_is_refused(
 
 
 def test_requests_and_tolerations_are_of_their_group(lab: tuple[NodeTarget, ...]) -> None:
-    [manifest] = manifests(lab, "cpu=4", "sim:memory=64Gi", "sim:toleration=pool=robots:NoExecute", "sim:image=sim:1")
+    wishes = ["cpu=4", "sim:memory=64Gi", "memory=8Gi", "sim:toleration=pool=robots:NoExecute", "sim:image=sim:1"]
+    [manifest] = manifests(lab, *wishes)
     head, sim = pods(manifest["spec"])
-    assert head["containers"][0]["resources"] == {"requests": {"cpu": "4"}}
+    assert head["containers"][0]["resources"] == {"requests": {"cpu": "4", "memory": "8Gi"}}
     assert sim["containers"][0]["resources"] == {"requests": {"cpu": "4", "memory": "64Gi"}}
     assert "tolerations" not in head
     assert sim["tolerations"] == [{"key": "pool", "operator": "Equal", "value": "robots", "effect": "NoExecute"}]
     assert [pod["containers"][0]["image"] for pod in (head, sim)] == ["rlinf:latest", "sim:1"]
+    # The schema refuses other types.
+    assert VALIDATOR.is_valid(manifest)
+    head["containers"][0]["resources"]["requests"]["cpu"] = 16
+    assert not VALIDATOR.is_valid(manifest)
 
 
 def test_a_job_carries_its_file_to_the_head(lab: tuple[NodeTarget, ...]) -> None:
@@ -326,10 +336,6 @@ def test_a_job_carries_its_file_to_the_head(lab: tuple[NodeTarget, ...]) -> None
     assert {"name": "file", "configMap": {"name": file["metadata"]["name"]}} in head["volumes"]
     assert {"name": "file", "mountPath": "/etc/rlinf"} in head["containers"][0]["volumeMounts"]
     assert "file" not in [volume["name"] for volume in worker["volumes"]]
-
-
-def test_a_job_of_a_shipped_file_carries_none(lab: tuple[NodeTarget, ...]) -> None:
-    assert entrypoint(lab, "volume=runs:/runs", log_path="/runs") == "rlinf train lab.yaml"
 
 
 @pytest.mark.parametrize(
@@ -411,13 +417,22 @@ def start(tmp_path: Path, make_nodes: Callable[..., tuple[NodeTarget, ...]]) -> 
     return start
 
 
-@pytest.mark.parametrize("code", [0, 2, 138])
-def test_the_drivers_end_is_the_jobs(start: Callable[..., Job], code: int) -> None:
-    ended = start(driver=f"exit {code}").ended()
-    assert ended.code == code
-    assert [line for line in ended.log if line.startswith("sc")] == ["scancel --signal=TERM 7"]
-    assert ended.log[-1] == "node ended"
-    assert ended.left == []
+@pytest.mark.parametrize(
+    ("wishes", "code", "requeued"),
+    [
+        *(((), code, False) for code in (0, 2, 138)),
+        # Requeued is a job that was warned, after its nodes.
+        *((("requeue",), code, code == 138) for code in (0, 1, 138, 143)),
+    ],
+)
+def test_the_drivers_end_is_the_jobs(
+    start: Callable[..., Job], wishes: tuple[str, ...], code: int, requeued: bool
+) -> None:
+    ended = start(*wishes, driver=f"exit {code}").ended()
+    assert (ended.code, ended.left) == (code, [])
+    asked = ["scancel --signal=TERM 7", *(["scontrol requeue 7"] if requeued else [])]
+    assert [line for line in ended.log if line.startswith("sc")] == asked
+    assert ended.log[-1 - requeued] == "node ended"
 
 
 def test_a_node_that_ends_first_fails_the_job(start: Callable[..., Job]) -> None:
@@ -425,19 +440,6 @@ def test_a_node_that_ends_first_fails_the_job(start: Callable[..., Job]) -> None
     ended = start(driver=driver, node="exit 1").ended()
     assert (ended.code, ended.left) == (3, [])
     assert "scancel --signal=TERM 7" in ended.log
-
-
-def test_a_job_that_is_warned_is_requeued_after_its_nodes(start: Callable[..., Job]) -> None:
-    ended = start("requeue", driver="exit 138").ended()
-    assert ended.code == 138
-    assert ended.log[-2:] == ["node ended", "scontrol requeue 7"]
-
-
-@pytest.mark.parametrize("code", [0, 1, 143])
-def test_a_job_that_was_not_warned_is_not_requeued(start: Callable[..., Job], code: int) -> None:
-    ended = start("requeue", driver=f"exit {code}").ended()
-    assert ended.code == code
-    assert not [line for line in ended.log if line.startswith("scontrol")]
 
 
 def test_a_script_that_is_asked_to_end_waits_for_the_driver(start: Callable[..., Job], tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ def test_json_tells_of_a_file_that_is_none(cli: Cli, contract: Callable[[str, st
         out = cli.printed(2, "import", str(DATA / "bad" / name), "--json")
         assert not contract("import", out)["ok"]
         assert message in out
+    for words in (["a.yaml", "b.yaml"], ["runner.max_steps=3"]):
+        assert cli("import", *words).code == 2
 
 
 def test_a_folder_is_a_table_of_its_jobs(cli: Cli, tmp_path: Path) -> None:
@@ -142,11 +144,8 @@ def test_a_folder_goes_on_after_a_bad_file(cli: Cli, tmp_path: Path, job: Path) 
     ],
 )
 def test_bad_input_is_one_clear_error(cli: Cli, tmp_path: Path, name: str, words: list[str]) -> None:
-    ended = cli("import", str(DATA / "bad" / name), "-o", str(tmp_path / "out.yaml"))
-    assert ended.code == 2
-    assert ended.out == ""
-    for word in words:
-        assert word in ended.err
+    err = cli.refuses(2, "import", str(DATA / "bad" / name), "-o", str(tmp_path / "out.yaml"))
+    assert [word for word in words if word not in err] == []
     assert not (tmp_path / "out.yaml").exists()
 
 
@@ -197,11 +196,6 @@ def test_a_folder_that_cannot_be_searched_is_warned_of(cli: Cli) -> None:
     ended = cli("import", str(DATA / "embodied" / "maniskill_ppo_mlp.yaml"), "-o", "-")
     assert "the environment has no variable `EMBODIED_CONFIGS`" in ended.err
     assert ended.code == 0
-
-
-def test_it_needs_one_file(cli: Cli) -> None:
-    assert cli("import", "a.yaml", "b.yaml").code == 2
-    assert cli("import", "runner.max_steps=3").code == 2
 
 
 @pytest.mark.parametrize(

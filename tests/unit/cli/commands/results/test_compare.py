@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
         "train": {"env_type": "franka_kin", "task": "pick", "seed": 1, "total_num_envs": 64},
         "eval": {"total_num_envs": 64, "task": "pick"},
     },
-    "algorithm": {"gamma": 0.99, "clip_ratio_low": 0.2, "normalize_advantages": True, "value_clip": None},
+    "algorithm": {"gamma": 0.99, "clip_ratio_low": 0.2, "options": {"normalize_advantages": True, "value_clip": None}},
     "runner": {"max_steps": 10, "val_check_interval": 5, "logger": {"log_path": "runs", "experiment_name": "a"}},
     "data": {"train_data_paths": ["sums.jsonl"]},
 }
@@ -54,8 +54,8 @@ PAIRS: list[tuple[str, Any]] = [
     ("actor.model.precision", "bf16"),
     ("algorithm.gamma", 0.98),
     ("algorithm.clip_ratio_low", 0.1),
-    ("algorithm.normalize_advantages", False),
-    ("algorithm.value_clip", 0.2),
+    ("algorithm.options.normalize_advantages", False),
+    ("algorithm.options.value_clip", 0.2),
     ("env.train.task", "reach"),
     ("env.train.total_num_envs", 32),
     ("env.eval.total_num_envs", 128),
@@ -109,14 +109,14 @@ def changed(name: str, value: Any) -> tuple[dict[str, Any], Provenance]:
 
 # The same with whole configurations as runs keep them, in which a change brings others about.
 CHANGES: dict[str, tuple[str, ...]] = {
-    "laptop": (
+    "embodied/pick-laptop": (
         *("actor.optim.lr=0.003", "actor.seed=7", "actor.model.hidden_dim=64", "algorithm.gamma=0.9"),
         *("algorithm.update_epoch=2", "algorithm.clip_ratio_high=0.3", "runner.max_steps=20", "runner.max_staleness=1"),
         *("env.train.task=reach", "env.train.env_type=franka_mujoco", "env.train.total_num_envs=128"),
         *("env.train.reward_coef=2.0", "env.train.max_episode_steps=40", "env.train.seed=9"),
         *("env.eval.total_num_envs=32", "runner.val_check_interval=7", "cluster.num_nodes=2"),
     ),
-    "math_laptop": (
+    "math/sums-laptop": (
         *("algorithm.adv_type=rloo", "algorithm.group_size=4", "rollout.sampling_params.temperature=0.9"),
         *("data.task_config.digits=2", "actor.model.num_layers=3", "data.seed=3", "data.val_size=50"),
         *("actor.model.precision=bf16", "reward.correct_reward=2.0"),
@@ -140,8 +140,10 @@ def test_changed_key_comes_first_among_whole_configurations(name: str, change: s
 
 
 def test_separate_evaluation_precedes_a_training_change() -> None:
-    both = kept("laptop", "env.train.max_episode_steps=30", "env.eval.total_num_envs=32", "actor.optim.lr=0.1")
-    names = [difference.name for difference in differences([kept("laptop"), both], [None, None])]
+    both = kept(
+        "embodied/pick-laptop", "env.train.max_episode_steps=30", "env.eval.total_num_envs=32", "actor.optim.lr=0.1"
+    )
+    names = [difference.name for difference in differences([kept("embodied/pick-laptop"), both], [None, None])]
     assert names[-1] == "actor.optim.lr"
     assert names.index("env.train.max_episode_steps") < names.index("env.eval.max_episode_steps")
 
@@ -163,17 +165,6 @@ def test_the_one_thing_that_differs_is_named_first(cli: Cli, name: str, value: A
     assert "larger than noise" in out
 
 
-def test_two_seeds_of_the_same_are_within_noise(cli: Cli) -> None:
-    config = deepcopy(CONFIG)
-    config["actor"]["seed"] = config["env"]["train"]["seed"] = 2
-    ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", config, PROVENANCE, 0.9375)
-
-    ended = cli("compare", ours.path, theirs.path)
-
-    assert "first difference: actor.seed (seeds), 1 | 2" in ended.out
-    assert "within noise" in ended.out
-
-
 def test_runs_that_differ_in_seeds_are_a_set(cli: Cli, contract: Callable[[str, str], Any]) -> None:
     runs: list[Path] = []
     for lr, successes in ((0.001, (0.5, 0.53125, 0.46875)), (0.003, (0.90625, 0.875, 0.9375))):
@@ -191,13 +182,28 @@ def test_runs_that_differ_in_seeds_are_a_set(cli: Cli, contract: Callable[[str, 
     assert data["differences"][0] == {"kind": "config", "name": "actor.optim.lr", "values": ["0.001", "0.003"]}
 
 
+def test_what_a_resumption_changed_is_a_difference(cli: Cli) -> None:
+    ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", CONFIG, PROVENANCE, 0.25)
+    before = theirs.config_file.read_text().replace("lr: 0.001", "lr: 0.1").replace("max_steps: 10", "max_steps: 5")
+    (theirs.path / "config.1.yaml").write_text(f"{before}gone: 1\n")
+    out = cli.out("compare", ours.path, theirs.path)
+    assert "first difference: actor.optim.lr (config), 0.001 | 0.1, then 0.001" in out
+    assert "max_steps" not in out
+    assert "gone" not in out
+
+
 def test_another_metric_and_a_picture(cli: Cli) -> None:
     ours, theirs = made("a", CONFIG, None, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
-
     out = cli.out("compare", ours.path.name, theirs.path.name, "--metric", "env/return", "--plot", "both.svg")
     assert "env/return" in out.splitlines()[0]
     assert "no recorded difference between the runs" in out
     assert "<svg" in Path("both.svg").read_text()
+    # Two seeds of the same are within noise.
+    config = deepcopy(CONFIG)
+    config["actor"]["seed"] = config["env"]["train"]["seed"] = 2
+    out = cli.out("compare", ours.path, made("c", config, PROVENANCE, 0.9375).path)
+    assert "first difference: actor.seed (seeds), 1 | 2" in out
+    assert "within noise" in out
 
 
 def test_the_runs_of_a_folder_are_compared(cli: Cli) -> None:
@@ -211,6 +217,13 @@ def test_the_runs_of_a_folder_are_compared(cli: Cli) -> None:
     assert [line.split()[0] for line in out.splitlines()[1:5]] == ["A", "A", "B", "B"]
     picture = Path("mean.svg").read_text()
     assert picture.count("role-title-text") == 2
+    # A folder that is no sweep has all of its runs compared, and one that cannot be read is named.
+    again = made("1-a", CONFIG, PROVENANCE, 0.9, folder="runs/swept").path
+    assert len(cli.out("compare", "swept").partition("\n\n")[0].splitlines()) == 1 + 5
+    (made("1-a", CONFIG, PROVENANCE, 0.9, folder="runs/swept").path / "run.json").write_text("{")
+    assert "is skipped: `run.json`" in cli("compare", "swept").err
+    (again.parent / "sweep.json").touch()
+    assert len(cli.out("compare", "swept").partition("\n\n")[0].splitlines()) == 1 + 4
     Path("runs/empty").mkdir()
     assert "there is no run in the folder" in cli("compare", "empty").err
 
@@ -248,12 +261,23 @@ def test_runs_are_laid_over_what_they_counted(cli: Cli) -> None:
     assert (ended.code, "a run does not count tokens" in ended.err) == (1, True)
 
 
+def test_what_was_never_finite_and_who_vanished_is_said(cli: Cli) -> None:
+    ours, theirs = made("a", CONFIG, PROVENANCE, float("nan")), made("b", CONFIG, PROVENANCE, 0.9)
+    err = cli.fails(1, "compare", ours.path, theirs.path)
+    assert "the run has no finite value of the metric `eval/success_at_end`" in err
+    theirs.update(status="running", start=f"{theirs.state.pid}:1")
+    ended = cli("compare", ours.path, theirs.path, "--metric", "env/return")
+    assert [line.split()[2] for line in ended.out.splitlines()[1:3]] == ["finished", "failed"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("a",), 2, "two or more different runs"),
         (("a", "a"), 2, "two or more different runs"),
+        (("a", "runs/../runs/*"), 2, "two or more different runs"),
         (("a", "c"), 1, "there is no run `c`"),
+        (("a", "b", "--metric", "env/return", "--metric", "no/such"), 2, "further metrics are only drawn"),
         (("a", "b", "--metric", "env/retrun"), 1, "the run has no metric `env/retrun`"),
         (("a", "b", "--plot", "both.xyz"), 1, "the curves cannot be written"),
         (("a", "b", "--plot", "b.svg", "--metric", "env/return", "--metric", "no/such"), 1, "no run has the metric"),
@@ -261,25 +285,24 @@ def test_runs_are_laid_over_what_they_counted(cli: Cli) -> None:
 )
 def test_what_cannot_be_compared(cli: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
     names = {name: made(name, CONFIG, PROVENANCE, 0.9).path.name for name in ("a", "b")}
-
-    err = cli.fails(code, "compare", *(names.get(argument, argument) for argument in arguments))
-    assert message in err
-
-
-def test_a_run_without_a_step_is_named(cli: Cli) -> None:
-    ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
-    theirs.metrics_file.write_text("")
-
-    err = cli.fails(1, "compare", ours.path.name, theirs.path.name)
-    assert "a run has no metrics to compare" in err
-    assert str(theirs.path) in err
+    names["runs/../runs/*"] = f"runs/../runs/{names['a']}"
+    assert message in cli.fails(code, "compare", *(names.get(argument, argument) for argument in arguments))
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "a: " + "[" * 100_000, "[" * 100_000 + "]" * 100_000, "- a", "", "a: !x 1\na: \0"]
+    ("file", "text", "message"),
+    [
+        ("metrics.jsonl", "", "a run has no metrics to compare"),
+        *(
+            ("config.yaml", text, "the configuration of a run cannot be read")
+            for text in ("a: [", "a: " + "[" * 100_000, "[" * 100_000 + "]" * 100_000, "- a", "", "a: !x 1\na: \0")
+        ),
+    ],
+    ids=range(7),
 )
-def test_a_configuration_that_cannot_be_read(cli: Cli, text: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(cli: Cli, file: str, text: str, message: str) -> None:
     ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
-    theirs.config_file.write_text(text)
-
-    assert "the configuration of a run cannot be read" in cli.fails(1, "compare", ours.path, theirs.path)
+    (theirs.path / file).write_text(text)
+    err = cli.fails(1, "compare", ours.path.name, theirs.path.name)
+    assert message in err
+    assert str(theirs.path) in err

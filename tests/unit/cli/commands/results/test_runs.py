@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,15 +47,9 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, RunFolder
     """Four runs of two recipes, and a folder that is none."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "notes").mkdir(parents=True)
+    metrics = {1: {"env/return": 1.0, "eval/success_at_end": 0.25}, 2: {"env/return": 475.0}}
     return {
-        "good": made(
-            "good",
-            "embodied",
-            RunStatus.FINISHED,
-            2 * DAY,
-            {1: {"env/return": 1.0, "eval/success_at_end": 0.25}, 2: {"env/return": 475.0}},
-            3_000_000,
-        ),
+        "good": made("good", "embodied", RunStatus.FINISHED, 2 * DAY, metrics, 3_000_000),
         "bad": made("bad", "embodied", RunStatus.FAILED, 9 * DAY, {}),
         "sums": made("sums", "math", RunStatus.FINISHED, 3 * 3600, {7: {"rollout/reward": 0.875}}, 500),
         "live": made("live", "math", RunStatus.RUNNING, 50, {3: {"rollout/reward": float("nan")}}),
@@ -98,17 +94,45 @@ def test_filters_and_order(cli: Cli, runs: dict[str, RunFolder], arguments: tupl
     assert (ended.code, names(ended.out)) == (0, shown)
 
 
-def test_data_is_of_its_contract(cli: Cli, runs: dict[str, RunFolder], contract: Callable[[str, str], Any]) -> None:
-    results = contract("runs", cli("runs", "--json").out)["runs"]
-
-    by_name = {result["experiment"]: result for result in results}
+def test_data_is_of_its_contract(
+    cli: Cli, runs: dict[str, RunFolder], contract: Callable[[str, str], Any], tmp_path: Path
+) -> None:
+    by_name = {item["experiment"]: item for item in contract("runs", cli("runs", "--json").out)["runs"]}
     assert by_name["good"]["result"] == {"name": "success", "value": 0.25}
     assert by_name["good"]["evaluation"] == {"step": 1, "metrics": {"eval/success_at_end": 0.25}}
     assert (by_name["bad"]["result"], by_name["bad"]["reason"]) == (None, "the camera is unplugged")
-
-
-def test_a_folder_without_runs(cli: Cli, tmp_path: Path) -> None:
+    assert by_name["live"]["result"] == {"name": "reward", "value": None}
     assert "no runs in" in cli.refuses(0, "runs", "--runs-dir", tmp_path / "nowhere")
+
+
+def test_the_result_is_not_rounded_in_data(cli: Cli, runs: dict[str, RunFolder]) -> None:
+    made("exact", "math", RunStatus.FINISHED, 10, {1: {"eval/reward": 0.123456789, "eval/left_out": 2.0}})
+    record = json.loads(cli("runs", "--json").out)["runs"][0]
+    assert record["result"] == {"name": "reward", "value": 0.123456789}
+    assert "reward 0.123 of 0, 2 left out" in cli("runs").out
+
+
+def test_link_beside_its_run_lists_it_once(cli: Cli, runs: dict[str, RunFolder]) -> None:
+    (Path("runs") / "latest").symlink_to(runs["live"].path.name)
+    assert len(json.loads(cli("runs", "--json").out)["runs"]) == 4
+    assert json.loads(cli("report", "--text", "latest", "--json").out)["experiment"] == "live"
+
+
+def test_folder_of_runs_that_cannot_be_read_is_no_empty_one(cli: Cli, runs: dict[str, RunFolder]) -> None:
+    file = text_file(Path("notes.txt"), "")
+    assert "the folder of runs cannot be read" in cli.refuses(1, "runs", "--runs-dir", file)
+    assert "no runs in" in cli.refuses(0, "runs", "--runs-dir=/proc/1")
+    for words in (("--runs-dir", "", "runs"), ("runs", "--runs-dir=")):
+        assert "`--runs-dir` needs a folder" in cli.refuses(2, *words)
+
+
+def test_the_home_folder_is_meant_by_its_sign(
+    cli: Cli, runs: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", os.getcwd())
+    assert names(cli("runs", "--runs-dir=~/runs").out) == names(cli("runs").out)
+    monkeypatch.setenv("RLINF_RUNS", "~/runs")
+    assert names(cli("runs").out) == ["live", "sums", "good", "bad"]
 
 
 class TestPrune:
@@ -124,12 +148,43 @@ class TestPrune:
         assert (data["dry_run"], [run["experiment"] for run in data["runs"]]) == (True, ["good", "bad"])
 
     def test_deletes_what_is_chosen_and_nothing_else(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        assert names(cli("runs", "prune", "--keep", "1").out) == ["good", "bad"]
         ended = cli("runs", "prune", "--status", "failed", "--older-than", "7d", "--delete")
-
         assert (ended.code, names(ended.out)) == (0, ["bad"])
         assert "deleted 1 run" in ended.err
         assert [name for name, run in runs.items() if run.path.exists()] == ["good", "sums", "live"]
         assert (Path("runs") / "notes").is_dir()
+
+    def test_what_stays_is_not_called_deleted(
+        self, cli: Cli, runs: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rmtree = shutil.rmtree
+
+        def fail(path: Path) -> None:
+            if runs["bad"].path in path.parents:
+                raise OSError(13, "Permission denied", str(path))
+            rmtree(path)
+
+        monkeypatch.setattr(shutil, "rmtree", fail)
+        names = [runs[name].path for name in ("bad", "sums", "sums")]
+        ended = cli("runs", "prune", *names, "--delete", "--json")
+        assert ended.code == 1
+        assert "cannot be deleted completely" in ended.err
+        assert "deleted 1 run," in ended.err
+        assert [run["experiment"] for run in json.loads(ended.out)["runs"]] == ["sums"]
+
+    @pytest.mark.parametrize(
+        ("typed", "code", "message"),
+        [
+            ("", 2, "name the runs"),
+            ("--older-than soon", 2, "36h"),
+            ("--status lost", 2, "lost"),
+            ("goof --delete", 1, "there is no run `goof`"),
+        ],
+    )
+    def test_usage(self, cli: Cli, runs: dict[str, RunFolder], typed: str, code: int, message: str) -> None:
+        assert message in cli.fails(code, "runs", "prune", *typed.split())
+        assert all(run.path.is_dir() for run in runs.values())
 
     def test_a_run_that_goes_on_stays(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
         ended = cli("runs", "prune", runs["live"].path.name, runs["sums"].path, "--delete")
@@ -138,8 +193,27 @@ class TestPrune:
         assert f"{runs['live'].path.name} is active and kept" in ended.err
         assert [name for name, run in runs.items() if run.path.exists()] == ["good", "bad", "live"]
 
-    def test_the_newest_are_kept(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
-        assert names(cli("runs", "prune", "--keep", "1").out) == ["good", "bad"]
+    def test_a_run_that_another_one_needs_stays(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        base, middle, active = runs["bad"], runs["good"], runs["live"]
+        model = base.path / "model"
+        middle.config_file.write_text(f"actor: {{model: {{model_path: {model}}}}}\nrunner: {{resume_dir: {model}}}\n")
+        resumed = middle.path / "checkpoints" / "global_step_1"
+        active.update(resumed_from=str(resumed))
+        (Path("runs") / "swept").mkdir()
+        (Path("runs") / "swept" / "sweep.json").touch()
+        active.path.rename(Path("runs") / "swept" / active.path.name)
+        active = RunFolder.open(Path("runs") / "swept" / active.path.name)
+        ended = cli("runs", "prune", "--older-than", "1d", "--delete")
+        assert ended.code == 0
+        assert f"{middle.path.name} is kept: {active.path.name} needs it, by `runner.resume_dir`" in ended.err
+        assert f"{base.path.name} is kept: {middle.path.name} needs it, by `actor.model.model_path`" in ended.err
+        assert base.path.exists()
+        assert middle.path.exists()
+
+        active.update(resumed_from=None)
+        cli.out("runs", "prune", base.path, middle.path, "--delete")
+        assert not base.path.exists()
+        assert not middle.path.exists()
 
     def test_external_checkpoints_follow_their_run_without_links(
         self, cli: Cli, runs: dict[str, RunFolder], tmp_path: Path
@@ -168,25 +242,10 @@ class TestPrune:
         assert cli("runs", "prune", folder, "--delete").code == 0
         assert not folder.exists()
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ((), "name the runs"),
-            (("--older-than", "soon"), "36h"),
-            (("--status", "lost"), "lost"),
-        ],
-    )
-    def test_usage(self, cli: Cli, runs: dict[str, RunFolder], arguments: tuple[str, ...], message: str) -> None:
-        assert message in cli.fails(2, "runs", "prune", *arguments)
-
-    def test_a_run_that_is_not_there(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
-        assert "there is no run `goof`" in cli.fails(1, "runs", "prune", "goof", "--delete")
-        assert all(run.path.is_dir() for run in runs.values())
-
 
 # Of accelerators that the file does not declare.
 ON_UNKNOWN_GPUS = """
-extends: math_laptop
+extends: math/sums-laptop
 cluster:
   num_nodes: 2
   component_placement:
@@ -245,9 +304,6 @@ def test_a_run_needs_no_assumption(cli: Cli, tmp_path: Path) -> None:
     assert record["components"]["actor"]["accelerator"] > 0
 
 
-Run = Callable[..., Any]
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = made_run(tmp_path).path
@@ -256,18 +312,15 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_unknown_item_is_refused_with_those_there_are(cli: Run, folder: Path) -> None:
-    err = cli.fails(1, "replay", "episode-1834-18", str(folder))
-    assert "there is no item `episode-1834-18`" in err
-    assert "did you mean `episode-1834-17`?" in err
-
-
-def test_item_that_needs_its_engine_is_refused(cli: Run, folder: Path) -> None:
-    err = cli.fails(1, "replay", "quarantine/prompt-8.json", str(folder))
-    assert "a prompt cannot be replayed alone" in err
-    assert "look up prompt 8 in the data" in err
-
-
-def test_run_that_set_nothing_aside_says_so(cli: Run, tmp_path: Path) -> None:
-    ended = cli("replay", "x", str(made_run(tmp_path).path))
-    assert (ended.code, "the run has no quarantined items" in ended.err) == (1, True)
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("episode-1834-18", ["there is no item `episode-1834-18`", "did you mean `episode-1834-17`?"]),
+        ("quarantine/prompt-8.json", ["a prompt cannot be replayed alone", "look up prompt 8 in the data"]),
+    ],
+)
+def test_item_that_cannot_be_replayed_is_refused(cli: Cli, folder: Path, item: str, words: list[str]) -> None:
+    err = cli.fails(1, "replay", item, str(folder))
+    assert all(said in err for said in words)
+    shutil.rmtree(folder / "quarantine")
+    assert "the run has no quarantined items" in cli.fails(1, "replay", item, str(folder))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,29 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.chdir(tmp_path)
     made = RunFolder.create(RunnerConfig(), "embodied")
     write(made, "driver", 0, "10:00:00,000 INFO [driver] step 1", "10:00:04,000 INFO [driver] step 2")
-    write(
-        made,
-        "actor",
-        0,
-        "10:00:01,000 INFO [actor:0] a",
-        "10:00:03,000 ERROR [actor:0] b",
-        "Traceback (most recent call last):",
-    )
+    failed = "Traceback (most recent call last):"
+    write(made, "actor", 0, "10:00:01,000 INFO [actor:0] a", "10:00:03,000 ERROR [actor:0] b", failed)
     write(made, "env", 0, "10:00:02,500 INFO [env:0] c")
     write(made, "env", 10, "10:00:02,000 INFO [env:10] d")
     made.update(step=2)
     made.end(RunStatus.FINISHED)
     return made
+
+
+@contextmanager
+def following() -> Generator[subprocess.Popen[str]]:
+    """A process that follows the run under way, which has written a line."""
+    command = [RLINF, "logs", "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("before\n")
+        yield process
+
+
+def running_run() -> RunFolder:
+    running = RunFolder.create(RunnerConfig(), "embodied")
+    write(running, "actor", 0, "10:00:00,000 INFO [actor:0] before")
+    return running
 
 
 def write(run: RunFolder, component: str, rank: int, *lines: str) -> None:
@@ -83,6 +93,20 @@ class TestLogs:
         assert cli("logs", "--lines", "0").out == ""
         assert len(cli("logs", "--lines", "-1").out.splitlines()) == 7
 
+    def test_last_line_without_an_end_is_shown(self, cli: Cli, run: RunFolder) -> None:
+        with run.log_file("driver", 0).open("a") as file:
+            file.write("2026-01-02 10:00:05,000 INFO [driver] killed in mid-")
+        for how in ((), ("--follow",), ("driver", "--lines", "1")):
+            assert cli("logs", *how).out.splitlines()[-1].endswith("killed in mid-")
+
+    def test_folder_of_a_components_name_is_not_meant(self, cli: Cli, run: RunFolder, tmp_path: Path) -> None:
+        (tmp_path / "env").mkdir()
+        (tmp_path / "notes").mkdir()
+        assert len(cli("logs", "env").out.splitlines()) == 2
+        err = cli.refuses(1, "logs", "notes")
+        assert "this folder is not a run" in err
+        assert "do: name a run folder\n" in err
+
     def test_a_run_by_path_and_by_name(self, cli: Cli, run: RunFolder, tmp_path: Path) -> None:
         for name in (run.path, run.path.name, f"runs/{run.path.name}"):
             assert len(cli("logs", name).out.splitlines()) == 7
@@ -110,22 +134,17 @@ class TestLogs:
         assert cli.fails(1, "logs").startswith("error: there is no run\n  where: runs\n")
 
     def test_the_running_one_comes_before_the_last(self, cli: Cli, run: RunFolder) -> None:
-        running = RunFolder.create(RunnerConfig(), "embodied")
-        write(running, "driver", 0, "10:00:00,000 INFO [driver] it runs")
+        running_run()
         RunFolder.create(RunnerConfig(), "embodied").end(RunStatus.FINISHED)
         ended = cli("logs")
-        assert ended.out.endswith("it runs\n")
+        assert ended.out.endswith("before\n")
         assert "running, no step done; `--follow` continues" in ended.err
 
     def test_following_until_the_end(self, run: RunFolder) -> None:
-        running = RunFolder.create(RunnerConfig(), "embodied")
-        write(running, "actor", 0, "10:00:00,000 INFO [actor:0] before")
-        with subprocess.Popen(
-            [RLINF, "logs", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+        running = running_run()
+        with following() as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            assert process.stdout.readline().endswith("before\n")
             write(running, "actor", 0, "10:00:01,000 INFO [actor:0] more")
             assert process.stdout.readline().endswith("more\n")
             # A file that comes later is followed, too, and half a line waits for its other half.
@@ -143,14 +162,9 @@ class TestLogs:
             assert f"runs/{running.path.name}: finished" in process.stderr.read()
 
     def test_ctrl_c_ends_following(self, run: RunFolder) -> None:
-        running = RunFolder.create(RunnerConfig(), "embodied")
-        write(running, "actor", 0, "10:00:00,000 INFO [actor:0] before")
-        with subprocess.Popen(
-            [RLINF, "logs", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
+        running_run()
+        with following() as process:
             assert process.stderr is not None
-            process.stdout.readline()
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=30) == 130
             assert process.stderr.read() == ""
@@ -168,13 +182,11 @@ class TestReading:
 
     def test_a_last_line_without_an_end(self, tmp_path: Path) -> None:
         file = tmp_path / "log"
+        assert last_lines(file, 3) == []
+        assert Follower(file, 0).read() == []
         file.write_bytes(b"one\ntwo\xff\nthr")
         assert last_lines(file, 2) == ["two\ufffd", "thr"]
         assert tail(file, 5) == (["one", "two\ufffd"], "thr", 9)
-
-    def test_no_file(self, tmp_path: Path) -> None:
-        assert last_lines(tmp_path / "none", 3) == []
-        assert Follower(tmp_path / "none", 0).read() == []
 
     def test_a_file_that_begins_anew(self, tmp_path: Path) -> None:
         file = text_file(tmp_path / "log", "a long first line\n")
@@ -215,6 +227,15 @@ class TestStop:
         named = cli("stop", run.path.name)
         assert (named.code, named.out) == (0, f"runs/{run.path.name} is already interrupted\n")
 
+    @pytest.mark.parametrize("seconds", ["nan", "inf", "-inf"])
+    def test_time_limit_is_a_number(self, cli: Cli, seconds: str) -> None:
+        assert "'--timeout'" in cli.refuses(2, "stop", f"--timeout={seconds}")
+
+    def test_it_ends_by_a_link_within_any_time(self, cli: Cli, rlinf: Cli) -> None:
+        run = self.detached(rlinf)
+        (run.path.parent / "latest").symlink_to(run.path.name)
+        assert "has ended" in cli.out("stop", "latest", "--timeout", "1e300")
+
     def test_stopped_driver_is_named_and_can_be_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf)
         pid = run.state.pid
@@ -239,16 +260,11 @@ class TestStop:
         cli.out("stop", "--force")
         assert (run.refresh().status, run.state.reason) == ("interrupted", "killed by `rlinf stop --force`")
 
-    def test_one_that_is_driven_elsewhere(self, cli: Cli) -> None:
-        run = RunFolder.create(RunnerConfig(), "embodied")
-        run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
-        assert f"process {run.state.pid} on farm-7" in cli.fails(1, "stop")
-        assert socket.gethostname() != "farm-7"
-        assert (run.refresh().status, run.state.going_on) == ("running", True)
-
     def test_one_whose_machine_is_gone_is_given_up_by_force(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
         run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
+        assert f"process {run.state.pid} on farm-7" in cli.fails(1, "stop")
+        assert (run.refresh().status, run.state.going_on) == ("running", True)
         assert f"`rlinf stop runs/{run.path.name} --force` releases the run" in cli.fails(1, "stop", "--force")
         assert run.refresh().going_on
         # The pid is this process's own, on another machine it is another's.
@@ -256,9 +272,8 @@ class TestStop:
             f"runs/{run.path.name} is released after step 0; nothing was killed: its driver was "
         )
         assert (run.refresh().status, run.state.going_on) == ("interrupted", False)
-        assert run.state.reason == (
-            f"released by `rlinf stop --force`; its driver was process {run.state.pid} on farm-7"
-        )
+        reason = f"released by `rlinf stop --force`; its driver was process {run.state.pid} on farm-7"
+        assert run.state.reason == reason
 
     def test_one_whose_process_is_gone(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
@@ -286,9 +301,6 @@ class TestSeveralLiveRuns:
         assert f"2 runs are active: name one of {names}" in said
         assert all(item.refresh().alive for item in runs)
 
-    def test_one_that_is_named(self, cli: Cli, runs: list[RunFolder]) -> None:
-        assert "of run 1" in cli("logs", runs[1].path.name).out
-
     def test_a_person_is_asked(self, runs: list[RunFolder]) -> None:
         pexpect: Any = pytest.importorskip("pexpect")
         terminal = pexpect.spawn(str(RLINF), ["logs"], encoding="utf-8", timeout=60, dimensions=(40, 200))
@@ -304,13 +316,9 @@ class TestSeveralLiveRuns:
         terminal.close()
         assert terminal.exitstatus == 0
 
-    def test_completion_asks_nobody(self, runs: list[RunFolder]) -> None:
+    def test_completion_asks_nobody(self, cli: Cli, runs: list[RunFolder]) -> None:
         assert find_run(None, ask=False).path == runs[1].path
-
-
-def test_help_of_both(cli: Cli) -> None:
-    assert "RUN" in cli("logs", "--help").out
-    assert "--force" in cli("stop", "--help").out
+        assert "of run 0" in cli("logs", runs[0].path.name).out
 
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b]52;c;eA==\x07 a\rb \x9b2J \u202e [bold]"
@@ -324,15 +332,10 @@ def test_logs_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder) -> Non
     assert not set(result.out) & set("\x1b\x07\r\x9b\u202e")
 
 
-@pytest.mark.parametrize("command", ["runs", "runs --json", "runs prune --status finished"])
+@pytest.mark.parametrize("command", ["runs", "runs --json", "runs prune --status finished", "stop x\x1b[2J\x1b[31m"])
 def test_run_lists_show_what_a_terminal_would_act_on(cli: Cli, run: RunFolder, command: str) -> None:
     state = json.loads((run.path / "run.json").read_text())
     (run.path / "run.json").write_text(json.dumps({**state, "recipe": HOSTILE, "reason": HOSTILE}))
     result = cli(*command.split())
     assert not set(result.out + result.err) & set("\x1b\x07\r\x9b\u202e")
-
-
-def test_stop_shows_what_a_terminal_would_act_on_in_a_name(cli: Cli, run: RunFolder) -> None:
-    result = cli("stop", "x\x1b[2J\x1b[31m")
-    assert r"x\x1b[2J" in result.err
-    assert "\x1b" not in result.err
+    assert r"\x1b[2J" in result.out + result.err or "--json" in command

@@ -127,13 +127,26 @@ def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head, monk
     assert head.asked == []
 
 
-def test_a_machine_without_a_cluster_runs_its_own(cli: Cli, head: Head) -> None:
-    ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
-    assert ended.code == 0
-    assert "runs on a private Ray on this machine\n" in ended.err
+def test_a_machine_without_a_cluster_runs_its_own(cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ALONE in said_by(cli, *ONE_NODE)
+    # An address is joined from here.
+    monkeypatch.setenv("RLINF_ADDRESS", "10.0.0.1:6379")
+    assert "runs on the cluster at 10.0.0.1:6379\n" in said_by(cli, "train", "farm.yaml", "runner.max_steps=2")
+    assert head.asked == []
 
 
 ONE_NODE = ("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
+ALONE = "runs on a private Ray on this machine\n"
+JOINED = "runs on cluster laptop, head 127.0.0.1:20000\n"
+TOO = "cluster `laptop` runs here too: it"
+HOW = "`RLINF_CLUSTER=laptop` runs the job on it"
+
+
+def said_by(cli: Cli, *arguments: str, code: int = 0) -> str:
+    """Return what a run says beside its result."""
+    ended = cli(*arguments)
+    assert ended.code == code, ended.err
+    return ended.err
 
 
 @pytest.fixture
@@ -148,11 +161,6 @@ def laptop(head: Head, monkeypatch: pytest.MonkeyPatch) -> list[attach.Known]:
     return running
 
 
-def test_a_cluster_with_an_equal_section_is_joined(cli: Cli, laptop: list[attach.Known]) -> None:
-    ended = cli(*ONE_NODE)
-    assert (ended.code, "runs on cluster laptop, head 127.0.0.1:20000\n" in ended.err) == (0, True)
-
-
 def test_several_clusters_with_an_equal_section_are_named(cli: Cli, laptop: list[attach.Known]) -> None:
     laptop.append(laptop[0]._replace(name="desktop"))
     err = cli.fails(3, *ONE_NODE)
@@ -161,30 +169,33 @@ def test_several_clusters_with_an_equal_section_are_named(cli: Cli, laptop: list
 
 
 def test_a_cluster_of_a_base_is_joined(cli: Cli, laptop: list[attach.Known], fake_recipe: Path) -> None:
-    base = fake_recipe / "farm.yaml"
     (fake_recipe / "job.yaml").write_text("extends: farm.yaml\ncluster: {hosts: [], ports: 21000-21999}\n")
-    laptop[0] = laptop[0]._replace(section="another", path=str(base.resolve()))
-    ended = cli("train", "job.yaml", "runner.max_steps=2")
-    assert (ended.code, "runs on cluster laptop" in ended.err) == (0, True)
+    laptop[0] = laptop[0]._replace(section="another", path=str((fake_recipe / "farm.yaml").resolve()))
+    assert JOINED in said_by(cli, "train", "job.yaml", "runner.max_steps=2")
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"section": "another"}, "it was brought up from /x.yaml, whose `cluster` section differs"),
-        ({"section": "", "path": ""}, "it was brought up from another file, whose `cluster` section differs"),
-        ({"interpreter": "/opt/other/bin/python3"}, "it runs with /opt/other/bin/python3, the job with"),
+        ({}, [JOINED]),
+        ({"section": "another"}, [ALONE, f"{TOO} was brought up from /x.yaml, whose `cluster` section differs", HOW]),
+        (
+            {"section": "", "path": ""},
+            [ALONE, f"{TOO} was brought up from another file, whose `cluster` section differs", HOW],
+        ),
+        (
+            {"interpreter": "/opt/other/bin/python3"},
+            [ALONE, f"{TOO} runs with /opt/other/bin/python3, the job with", HOW],
+        ),
     ],
+    ids=["equal", "section", "file", "interpreter"],
 )
 def test_a_job_of_one_node_keeps_out_of_another_cluster(
-    cli: Cli, laptop: list[attach.Known], change: dict[str, str], says: str
+    cli: Cli, laptop: list[attach.Known], change: dict[str, str], says: list[str]
 ) -> None:
     laptop[0] = laptop[0]._replace(**change)
-    ended = cli(*ONE_NODE)
-    assert ended.code == 0
-    assert "runs on a private Ray on this machine\n" in ended.err
-    assert f"cluster `laptop` runs here too: {says}" in ended.err
-    assert "`RLINF_CLUSTER=laptop` runs the job on it" in ended.err
+    err = said_by(cli, *ONE_NODE)
+    assert [words for words in says if words not in err] == []
 
 
 def test_a_named_cluster_is_joined_as_it_is(
@@ -192,29 +203,24 @@ def test_a_named_cluster_is_joined_as_it_is(
 ) -> None:
     laptop[0] = laptop[0]._replace(section="another", interpreter="/opt/other/bin/python3")
     monkeypatch.setenv("RLINF_CLUSTER", "laptop")
-    ended = cli(*ONE_NODE)
-    assert (ended.code, "runs on cluster laptop" in ended.err) == (0, True)
-
-
-def test_a_job_of_several_nodes_names_both(cli: Cli, laptop: list[attach.Known]) -> None:
-    err = cli.fails(3, *ONE_NODE, "cluster.num_nodes=2")
-    assert "cluster `laptop` is up, but not for this file" in err
-    assert "it was brought up from /x.yaml" in err
-    assert "`RLINF_CLUSTER=laptop` runs the job on it; `rlinf up farm.yaml` brings up" in err
+    assert JOINED in said_by(cli, *ONE_NODE)
 
 
 def test_the_record_of_another_file_of_that_name_is_not_followed(cli: Cli, head: Head) -> None:
     record("farm")
-    ended = cli("train", "farm.yaml", "cluster.ports=21000-21999")
-    assert (ended.code, head.asked) == (3, [])
-    assert "cluster `farm` is up, but not for this file" in ended.err
+    err = said_by(cli, "train", "farm.yaml", "cluster.ports=21000-21999", code=3)
+    assert "cluster `farm` is up, but not for this file" in err
+    assert head.asked == []
+    # The machines are the same with other spares and another placement.
+    of_job = ("cluster.spare_nodes=1", "cluster.component_placement={}", "cluster.forward_env=[HOME]")
+    assert section_of("farm.yaml", "cluster.num_nodes=3") == section_of("farm.yaml", "cluster.num_nodes=3", *of_job)
 
 
-def test_an_address_is_joined_from_here(cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLINF_ADDRESS", "10.0.0.1:6379")
-    ended = cli("train", "farm.yaml", "runner.max_steps=2")
-    assert (ended.code, head.asked) == (0, [])
-    assert "runs on the cluster at 10.0.0.1:6379\n" in ended.err
+def test_a_job_of_several_nodes_names_both(cli: Cli, laptop: list[attach.Known]) -> None:
+    err = said_by(cli, *ONE_NODE, "cluster.num_nodes=2", code=3)
+    assert "cluster `laptop` is up, but not for this file" in err
+    assert "it was brought up from /x.yaml" in err
+    assert f"{HOW}; `rlinf up farm.yaml` brings up" in err
 
 
 def test_hosts_that_nobody_brought_up(cli: Cli, head: Head, fake_recipe: Path) -> None:
@@ -275,26 +281,19 @@ def test_the_block_is_drawn_and_gone_at_the_end(start: Start) -> None:
     assert "evaluated at step 10: success 0.75, return 9" in rest
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was(start: Start) -> None:
-    child = start("fake.seconds=0.1", "runner.max_steps=100000")
+@pytest.mark.parametrize("seconds", [0, 500])
+def test_ctrl_c_leaves_the_terminal_as_it_was(start: Start, seconds: int) -> None:
+    child = start("fake.seconds=0.1", f"fake.end={seconds}", "runner.max_steps=100000")
     child.expect("collecting rollouts")
     child.sendintr()
+    if seconds:
+        child.expect("ending; press Ctrl-C again to end at once")
+        child.sendintr()
     code, rest = end(child)
     assert code == 130
     assert SHOW_CURSOR in rest
-    assert "interrupted after step" in rest
+    assert seconds or "interrupted after step" in rest
     assert "Traceback" not in rest
-
-
-def test_ctrl_c_twice_leaves_the_terminal_as_it_was(start: Start) -> None:
-    child = start("fake.seconds=0.1", "fake.end=500", "runner.max_steps=100000")
-    child.expect("collecting rollouts")
-    child.sendintr()
-    child.expect("ending; press Ctrl-C again to end at once")
-    child.sendintr()
-    code, rest = end(child)
-    assert code == 130
-    assert SHOW_CURSOR in rest
 
 
 @pytest.mark.parametrize("refusal", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=lambda item: next(iter(item)))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.boxes import box_probe, starter
+from recipes.agent.boxes import admission, box_probe, starter
+from recipes.agent.boxes.admission import BoxMemory, half_of_memory
 from recipes.agent.boxes.box import BoxError
 from recipes.agent.boxes.boxes import BoxHost
 from rlinf_core import ConfigError
@@ -32,7 +36,7 @@ def left_by_owner(killed: str, folder: Path, boxes: int) -> list[str]:
     Fails where processes or folders of the boxes are left after a while.
     """
     before = _mounts()
-    command = [sys.executable, "-m", "tests.unit.recipes.agent.boxes.owner", str(folder), str(boxes)]
+    command = [sys.executable, "-m", "tests.unit.recipes.agent.boxes.running", str(folder), str(boxes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
         try:
             assert owner.stdout is not None
@@ -96,60 +100,48 @@ def test_no_sweep_gets_the_lock_of_a_box_that_is_being_made(tmp_path: Path, monk
     assert starter.LOCK not in seen[0]
 
 
-def test_another_starter_starts_where_one_was_killed(box_folder: Path) -> None:
-    async def act() -> bytes:
-        async with one_box(box_folder) as (boxes, box):
-            assert boxes._starter is not None
-            boxes._starter.kill()
-            boxes._starter.wait()
-            async with boxes.box([box_folder / "layers/host"], LIMITS) as second:
-                return (await sh(box, "echo 1")).output + (await sh(second, "echo 2")).output
-
-    assert asyncio.run(act()) == b"1\n2\n"
+async def test_another_starter_starts_where_one_was_killed(box_folder: Path) -> None:
+    async with one_box(box_folder) as (boxes, box):
+        assert boxes._starter is not None
+        boxes._starter.kill()
+        boxes._starter.wait()
+        async with boxes.box([box_folder / "layers/host"], LIMITS) as second:
+            assert [(await sh(one, "echo 1")).output for one in (box, second)] == [b"1\n"] * 2
 
 
-def test_a_request_that_cannot_be_sent_ends_no_starter(box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_cannot_be_sent_ends_no_starter(box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    async def act() -> None:
-        async with one_box(box_folder) as (boxes, _):
-            before = boxes._starter
-            with monkeypatch.context() as patch:
-                patch.setattr("socket.send_fds", full)
-                with pytest.raises(BoxError, match="Too many open files"):
-                    async with boxes.box([box_folder / "layers/host"], LIMITS):
-                        pass
-            assert boxes._starter is before
-
-    asyncio.run(act())
+    async with one_box(box_folder) as (boxes, _):
+        before = boxes._starter
+        with monkeypatch.context() as patch:
+            patch.setattr("socket.send_fds", full)
+            with pytest.raises(BoxError, match="Too many open files"):
+                async with boxes.box([box_folder / "layers/host"], LIMITS):
+                    pass
+        assert boxes._starter is before
 
 
-def test_a_fork_of_the_owner_does_not_keep_its_boxes(box_folder: Path) -> None:
-    async def act() -> None:
-        async with one_box(box_folder) as (_, box):
-            child = os.fork()
-            if child == 0:
-                time.sleep(600)
-                os._exit(0)
-            try:
-                async with asyncio.timeout(30):
-                    await box.close()
-            finally:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-
-    asyncio.run(act())
+async def test_a_fork_of_the_owner_does_not_keep_its_boxes(box_folder: Path) -> None:
+    async with one_box(box_folder) as (_, box):
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+            os._exit(0)
+        try:
+            async with asyncio.timeout(30):
+                await box.close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
     assert live(box_folder) == []
 
 
-def test_a_box_that_cannot_be_made_says_why(box_folder: Path) -> None:
-    async def act() -> None:
+async def test_a_box_that_cannot_be_made_says_why(box_folder: Path) -> None:
+    with pytest.raises(BoxError, match="overlay"):
         async with one_box(box_folder, above=[box_folder / "layers/missing"]):
             pass
-
-    with pytest.raises(BoxError, match="overlay"):
-        asyncio.run(act())
     assert live(box_folder) == []
 
 
@@ -174,10 +166,105 @@ def test_a_folder_that_cannot_hold_boxes_says_why(tmp_path: Path) -> None:
     assert error.value.why == "Not a directory"
 
 
-def test_a_box_may_not_need_more_than_its_node_has(tmp_path: Path) -> None:
-    async def act() -> None:
+async def test_a_box_may_not_need_more_than_its_node_has(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="1025 MiB"):
         async with BoxHost(tmp_path, 1024).admission.admit(1025):
             pass
 
-    with pytest.raises(ConfigError, match="1025 MiB"):
-        asyncio.run(act())
+
+_HOLD = """
+import asyncio, sys
+from pathlib import Path
+from recipes.agent.boxes.admission import BoxMemory
+
+async def main():
+    async with BoxMemory(Path(sys.argv[1]), 1000).admit(600):
+        print("held", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_box_waits_for_memory_and_is_not_overtaken(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    async def one(memory: BoxMemory, name: str, mib: int, held: asyncio.Event | None = None) -> None:
+        async with memory.admit(mib):
+            order.append(name)
+            if held is not None:
+                await held.wait()
+
+    admission, release = BoxMemory(tmp_path / "memory", 1000), asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(one(admission, "first", 600, release))
+        await asyncio.sleep(0)
+        tasks.create_task(one(admission, "large", 900))
+        await asyncio.sleep(0.05)
+        tasks.create_task(one(admission, "small", 100))
+        await asyncio.sleep(0.05)
+        assert (order, admission.waiting) == (["first"], 2)
+        release.set()
+    assert admission.free() == 1000
+    assert order == ["first", "large", "small"]
+
+
+def test_boxes_have_half_of_what_a_container_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "allowed_bytes", lambda: 3 << 30)
+    assert half_of_memory() == 1536
+
+
+async def test_memory_in_pieces_is_used(tmp_path: Path) -> None:
+    memory = BoxMemory(tmp_path / "memory", 100)
+    async with asyncio.timeout(60), memory.admit(30):
+        async with memory.admit(20):
+            third = memory.admit(30)
+            await third.__aenter__()
+        async with memory.admit(40):
+            assert memory.free() == 0
+        await third.__aexit__(None, None, None)
+
+
+def test_memory_in_very_many_pieces_is_counted(tmp_path: Path) -> None:
+    with (tmp_path / "memory").open("w+") as other:
+        for mib in range(0, 4000, 2):
+            lock = struct.pack("hhxxxxqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, mib, 1, 0)
+            fcntl.fcntl(other, fcntl.F_OFD_SETLK, lock)
+        assert BoxMemory(tmp_path / "memory", 4000).free() == 2000
+
+
+def test_memory_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert BoxMemory(path, 1000).free() == 400
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert BoxMemory(path, 1000).free() == 1000
+
+
+@pytest.mark.nightly
+async def test_a_thousand_boxes_over_fifty_nodes_are_served_in_turn(tmp_path: Path) -> None:
+    most, order = 4096, dict[int, list[int]]()
+    worst = 0
+
+    async def one(memory: BoxMemory, node: int, number: int, mib: int) -> None:
+        nonlocal worst
+        async with memory.admit(mib):
+            order.setdefault(node, []).append(number)
+            worst = max(worst, most - memory.free())
+            await asyncio.sleep(0.01)
+
+    chance = random.Random(3)
+    nodes = [BoxMemory(tmp_path / str(node), most) for node in range(50)]
+    async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:
+        for number in range(1000):
+            node = number % 50
+            tasks.create_task(one(nodes[node], node, number, chance.choice((256, 512, 1024, 2048))))
+    assert [node.free() for node in nodes] == [most] * 50
+    assert 0 < worst <= most
+    assert all(served == sorted(served) for served in order.values())
+    assert sum(map(len, order.values())) == 1000

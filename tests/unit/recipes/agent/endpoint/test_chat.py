@@ -9,9 +9,10 @@ import openai
 import pytest
 
 from recipes.agent.call_forms import CallForm
+from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
-from tests.unit.recipes.agent.endpoint.asking import CALL, OTHER_CALL, PARAMETERS, model, posted, with_openai
-from tests.unit.recipes.agent.test_llm import tokens
+from tests.unit.recipes.agent.endpoint.asking import CALL, OTHER_CALL, PARAMETERS, openai_of, posted
+from tests.unit.recipes.agent.scripted import SETTINGS, model, tokens
 
 PATH = "/v1/chat/completions"
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
@@ -22,17 +23,15 @@ def messages(*texts: str) -> Any:
     return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
 
 
-def test_continued_requests_are_one_conversation_others_branch() -> None:
+async def test_continued_requests_are_one_conversation_others_branch() -> None:
     llm = model("a", "b", "c", "d")
     first, second, changed = messages("x"), messages("x", "a", "y"), messages("x", "A", "y")
-
-    async def run(client: openai.AsyncOpenAI) -> list[Any]:
-        return [
+    async with openai_of(llm) as client:
+        result = [
             (await client.chat.completions.create(model="m", messages=item)).choices[0].message.content
             for item in (first, second, changed, second)
         ]
-
-    assert with_openai(llm, run) == ["a", "b", "c", "d"]
+    assert result == ["a", "b", "c", "d"]
     went_on, other, again = llm.segments()
     assert went_on.prompt == tokens("x")
     assert went_on.tokens == (*tokens("a"), 0, *tokens("y"), *tokens("b"), 0)
@@ -42,14 +41,11 @@ def test_continued_requests_are_one_conversation_others_branch() -> None:
     assert again.prompt == tokens("xay")
 
 
-def test_usage_counts_the_prompt_and_every_answer() -> None:
-    async def run(client: openai.AsyncOpenAI) -> Any:
+async def test_usage_counts_the_prompt_and_every_answer() -> None:
+    llm = model("ab", "c", "de", max_turns=9)
+    async with openai_of(llm) as client:
         first = await client.chat.completions.create(model="m", messages=HI)
         second = await client.chat.completions.create(model="m", messages=messages("x", "ab", "yz"), n=2)
-        return first, second
-
-    llm = model("ab", "c", "de", max_turns=9)
-    first, second = with_openai(llm, run)
     assert (first.usage.prompt_tokens, first.usage.completion_tokens, first.usage.total_tokens) == (1, 3, 4)
     assert first.created > 1_600_000_000
     assert [choice.message.content for choice in second.choices] == ["c", "de"]
@@ -58,49 +54,41 @@ def test_usage_counts_the_prompt_and_every_answer() -> None:
     assert [segment.drawn for segment in llm.segments()] == [5, 3]
 
 
-def test_a_stop_text_is_learned_and_not_shown() -> None:
+async def test_a_stop_text_is_learned_and_not_shown() -> None:
     llm = model("Action: look\nObservation:", "done")
-
-    async def run(client: openai.AsyncOpenAI) -> str:
+    async with openai_of(llm) as client:
         stop = ["\nObservation:", "never"]
         first = await client.chat.completions.create(model="m", messages=HI, stop=stop)
         said = first.choices[0].message.content
         await client.chat.completions.create(model="m", messages=messages("x", said or "", "y"))
-        return str(said)
-
-    assert with_openai(llm, run) == "Action: look"
+    assert said == "Action: look"
     (segment,) = llm.segments()
     assert segment.tokens[:25] == tokens("Action: look\nObservation:")
 
 
 @pytest.mark.parametrize("stops", ["b", ["d", "b"]])
-def test_the_earliest_stop_text_ends_the_content(stops: Any) -> None:
-    async def run(client: openai.AsyncOpenAI) -> Any:
-        return await client.chat.completions.create(model="m", messages=HI, stop=stops)
-
-    choice = with_openai(model("abcd"), run).choices[0]
+async def test_the_earliest_stop_text_ends_the_content(stops: Any) -> None:
+    async with openai_of(model("abcd")) as client:
+        choice = (await client.chat.completions.create(model="m", messages=HI, stop=stops)).choices[0]
     assert (choice.message.content, choice.finish_reason) == ("a", "stop")
 
 
-def test_a_stream_has_the_whole_reply_and_its_usage() -> None:
-    async def run(client: openai.AsyncOpenAI) -> list[Any]:
+async def test_a_stream_has_the_whole_reply_and_its_usage() -> None:
+    async with openai_of(model("abc")) as client:
         options: Any = {"include_usage": True}
         stream = await client.chat.completions.create(model="m", messages=HI, stream=True, stream_options=options)
-        return [event async for event in stream]
-
-    *chunks, last = with_openai(model("abc"), run)
+        *chunks, last = [event async for event in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "abc"
     assert chunks[-1].choices[0].finish_reason == "stop"
     assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], 1, 4)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_calls_go_out_and_their_results_come_back(streams: bool) -> None:
+async def test_calls_go_out_and_their_results_come_back(streams: bool) -> None:
     # The third call is of no function that there is, and is text.
     written = f"I see. {CALL}{OTHER_CALL} <tool_call>{{}}</tool_call>"
     llm = model(written, "3 and 7")
-
-    async def run(client: openai.AsyncOpenAI) -> tuple[Any, Any]:
+    async with openai_of(llm) as client:
         if streams:
             async with client.chat.completions.stream(model="m", messages=HI, tools=[ADD]) as stream:
                 message: Any = (await stream.get_final_completion()).choices[0].message
@@ -113,9 +101,7 @@ def test_calls_go_out_and_their_results_come_back(streams: bool) -> None:
         # A client sends back what matters to it.
         said: Any = message.model_dump(include={"role", "tool_calls"})
         again = await client.chat.completions.create(model="m", messages=[*HI, said, *results], tools=[ADD])
-        return message, again.choices[0].message.content
-
-    message, answer = with_openai(llm, run)
+        answer = again.choices[0].message.content
     assert message.content == "I see."
     assert [tool_call.function.arguments for tool_call in message.tool_calls] == ['{"of": [1, 2]}', '{"of": [3, 4]}']
     assert answer == "3 and 7"
@@ -124,23 +110,55 @@ def test_calls_go_out_and_their_results_come_back(streams: bool) -> None:
     assert segment.tokens == (*tokens(written), 0, *tokens("37"), *tokens("3 and 7"), 0)
 
 
-def test_one_call_at_a_time_is_kept_to() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said["tool_calls"][0]["function"].update(arguments='{"of": [9]}'),
+        lambda said: said["tool_calls"].pop(),
+        lambda said: said.update(content="I saw."),
+    ],
+)
+async def test_calls_that_a_client_changed_are_told_as_changed(change: Any) -> None:
+    llm = model(f"I see. {CALL}{OTHER_CALL}", "done")
+    async with openai_of(llm) as client:
+        message: Any = (await client.chat.completions.create(model="m", messages=HI, tools=[ADD])).choices[0].message
+        said: Any = message.model_dump(include={"role", "content", "tool_calls"})
+        change(said)
+        result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        await client.chat.completions.create(model="m", messages=[*HI, said, result], tools=[ADD])
+    script: Any = llm._engines
+    turn = script.requests[1].messages[1]
+    assert [call.arguments for call in turn.calls] == [call["function"]["arguments"] for call in said["tool_calls"]]
+    # The changed turn begins a conversation of its own, and is not learned from.
+    assert (turn.text, script.requests[1].context, len(llm.segments())) == (said["content"], (), 2)
+
+
+async def test_calls_in_other_spellings_are_the_models() -> None:
+    llm = model(CALL, "done")
+    async with openai_of(llm) as client:
+        message: Any = (await client.chat.completions.create(model="m", messages=HI, tools=[ADD])).choices[0].message
+        said: Any = message.model_dump(include={"role", "tool_calls"})
+        said["tool_calls"][0]["function"]["arguments"] = '{ "of":[1,2]}'
+        result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        await client.chat.completions.create(model="m", messages=[*HI, said, result], tools=[ADD])
+    assert len(llm.segments()) == 1
+
+
+async def test_one_call_at_a_time_is_kept_to() -> None:
     llm = model(CALL + OTHER_CALL)
-
-    async def run(client: openai.AsyncOpenAI) -> Any:
-        return await client.chat.completions.create(model="m", messages=HI, tools=[ADD], parallel_tool_calls=False)
-
-    assert len(with_openai(llm, run).choices[0].message.tool_calls) == 1
+    async with openai_of(llm) as client:
+        result = await client.chat.completions.create(model="m", messages=HI, tools=[ADD], parallel_tool_calls=False)
+    assert len(result.choices[0].message.tool_calls) == 1
     script: Any = llm._engines
     # The engine ends the turn with the first call.
     assert script.requests[0].tools.single
 
 
-def test_no_call_is_made_where_none_may_be() -> None:
-    async def run(client: openai.AsyncOpenAI) -> Any:
-        return await client.chat.completions.create(model="m", messages=HI, tools=[ADD], tool_choice="none")
-
-    choice = with_openai(model(CALL), run).choices[0]
+async def test_no_call_is_made_where_none_may_be() -> None:
+    async with openai_of(model(CALL)) as client:
+        choice = (
+            await client.chat.completions.create(model="m", messages=HI, tools=[ADD], tool_choice="none")
+        ).choices[0]
     assert (choice.message.tool_calls, choice.message.content, choice.finish_reason) == (None, CALL, "stop")
 
 
@@ -150,9 +168,6 @@ def test_calls_in_the_form_of_the_chat_template_are_read() -> None:
             form = CallForm("json", "[TOOL_CALLS]")
             raw = '[TOOL_CALLS] [{"name": "add", "arguments": {}}]'
             return DrawnTurn(0, (1,), (2,), (0.0,), (0,), raw[13:], "stop", raw, form)
-
-    from recipes.agent.conversation.chat_model import LanguageModel
-    from tests.unit.recipes.agent.test_llm import SETTINGS
 
     ((status, _, answer),) = posted(LanguageModel(Native(), SETTINGS), PATH, {"messages": HI, "tools": [ADD]})
     message = answer["choices"][0]["message"]
@@ -193,61 +208,6 @@ def test_evaluation_accepts_the_temperature_of_training() -> None:
     assert [status for status, _, _ in response] == [200, 400]
 
 
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        (b"{", "not JSON"),
-        (b'{"messages": NaN}', "holds NaN"),
-        (b"\xff", "the body is not UTF-8 text"),
-        ('{"messages": []}'.encode("utf-16"), "the body is UTF-16 text"),
-        (b"[" * 200_000, "nested more than 100 levels deep"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "half of a character"),
-        (b'{"temperature": 1, "messages": [], "temperature": 0}', "the body names the key 'temperature' twice"),
-        (b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "names the key 'content' twice"),
-        ([], "not a JSON object"),
-        ({}, "`messages`"),
-        ({"messages": []}, "at least one message"),
-        ({"messages": [1]}, "`messages` must be a list of objects"),
-        ({"messages": [{"role": "user"}]}, "`content`"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "`role`"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "`image_url` is not supported: the model reads only text",
-        ),
-        ({"messages": HI, "max_tokens": 0}, "`max_tokens` must be an integer from 1"),
-        ({"messages": HI, "max_completion_tokens": True}, "`max_completion_tokens`"),
-        ({"messages": HI, "tools": [{}]}, "an entry of `tools`"),
-        ({"messages": HI, "tools": 5}, "`tools` must be a list"),
-        ({"messages": HI, "tools": [ADD, ADD]}, "a unique `name`"),
-        ({"messages": HI, "tool_choice": "required"}, "`tool_choice`"),
-        ({"messages": HI, "response_format": {"type": "json_object"}}, "`response_format`"),
-        ({"messages": HI, "n": 0}, "`n` must be an integer from 1 to 64"),
-        ({"messages": HI, "logprobs": True}, "`logprobs`"),
-        ({"messages": HI, "top_logprobs": 3}, "`top_logprobs`"),
-        ({"messages": HI, "temperature": 0.2}, "`temperature` is 1 in this run, but the request has 0.2"),
-        ({"messages": HI, "temperature": "hot"}, "`temperature` must be a number"),
-        ({"messages": HI, "top_p": 0.9}, "`top_p` is 1 in this run"),
-        ({"messages": HI, "seed": 7}, "`seed`"),
-        ({"messages": HI, "logit_bias": {"5": 1}}, "`logit_bias`"),
-        ({"messages": HI, "stop": ""}, "`stop`"),
-        ({"messages": HI, "stream": "yes"}, "`stream` must be true or false"),
-        ({"messages": HI, "model": 5}, "`model` must be a text"),
-        ({"messages": HI, "stream_options": "include_usage"}, "`stream_options` must be an object"),
-        ({"messages": HI, "stream_options": {"include_usage": "yes"}}, "`include_usage` must be true or false"),
-        ({"messages": HI, "tools": [{"type": "function", "function": "add"}]}, "`function` must be an object"),
-        ({"messages": [*HI, {"role": "assistant", "function_call": {"name": "add"}}]}, "write `tool_calls`"),
-        ({"messages": HI, "top_k": 5}, "`top_k` is not supported"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_words(body: Any, why: str) -> None:
-    llm = model("a")
-    ((status, _, answer),) = posted(llm, PATH, body)
-    assert status == 400
-    assert why in answer["error"]["message"]
-    assert answer["error"]["type"] == "invalid_request_error"
-    assert llm.turns == 0
-
-
 def test_a_refusal_of_the_template_leaves_the_conversation() -> None:
     llm = model("a", "b")
     script: Any = llm._engines
@@ -267,18 +227,15 @@ def test_a_refusal_of_the_template_leaves_the_conversation() -> None:
     assert segment.tokens == (*tokens("a"), 0, *tokens("y"), *tokens("b"), 0)
 
 
-def test_the_end_of_turns_is_not_tried_again() -> None:
-    llm = model("a", max_turns=1)
-
-    async def run(client: openai.AsyncOpenAI) -> openai.RateLimitError:
+async def test_the_end_of_turns_is_not_tried_again() -> None:
+    async with openai_of(model("a", max_turns=1)) as client:
         await client.chat.completions.create(model="m", messages=HI)
-        with pytest.raises(openai.RateLimitError) as refused:
+        with pytest.raises(openai.RateLimitError, match="no turns left") as refused:
             await client.chat.completions.create(model="m", messages=HI)
-        return refused.value
+    assert refused.value.response.headers["x-should-retry"] == "false"
 
-    error = with_openai(llm, run)
-    assert "no turns left" in error.message
-    assert error.response.headers["x-should-retry"] == "false"
+
+def test_the_end_of_tokens_is_that_of_turns() -> None:
     assert posted(model("a", max_tokens=1), PATH, {"messages": HI})[0][0] == 429
 
 
@@ -294,17 +251,15 @@ def test_an_engine_that_has_failed_is_status_503() -> None:
     assert (llm.failure, llm.turns) == ("the engine is gone", 0)
 
 
-def test_models_are_listed_and_other_paths_named() -> None:
-    async def run(client: openai.AsyncOpenAI) -> list[str]:
-        listed = [item.id async for item in await client.models.list()]
-        return [*listed, (await client.models.retrieve("policy")).id]
+async def test_models_are_listed() -> None:
+    async with openai_of(model()) as client:
+        assert [item.id async for item in await client.models.list()] == ["policy"]
+        assert (await client.models.retrieve("policy")).id == "policy"
+        with pytest.raises(openai.NotFoundError, match="/v1/models/ does not exist"):
+            await client.get("/models/", cast_to=object)
 
-    async def nameless(client: openai.AsyncOpenAI) -> None:
-        await client.get("/models/", cast_to=object)
 
-    assert with_openai(model(), run) == ["policy", "policy"]
-    with pytest.raises(openai.NotFoundError, match="/v1/models/ does not exist"):
-        with_openai(model(), nameless)
+def test_other_paths_are_named() -> None:
     result = posted(model(), "/v1/embeddings", {}) + posted(model(), "/v1/models", {})
     assert [status for status, _, _ in result] == [404, 405]
     assert "/v1/chat/completions" in json.dumps(result[0][2])

@@ -15,7 +15,7 @@ from recipes.agent.conversation.agents import AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError
 from recipes.agent.tools.toolbox import Toolbox
-from tests.unit.recipes.agent.test_llm import SETTINGS, Script
+from tests.unit.recipes.agent.scripted import SETTINGS, Script
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:

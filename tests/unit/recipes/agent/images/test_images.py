@@ -9,18 +9,20 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipes.agent.boxes.box import BoxError
-from recipes.agent.boxes.boxes import BoxHost, BoxLimits
+from recipes.agent.boxes.box import PATH, BoxError
+from recipes.agent.boxes.boxes import BoxLimits, own_ids
 from recipes.agent.images.archives import load_archive, save_archive
-from recipes.agent.images.building import archive_of, image_of
+from recipes.agent.images.building import archive_of as place_of_archive
+from recipes.agent.images.building import image_of
+from recipes.agent.images.dockerfile import assignments, expand, read_dockerfile
 from recipes.agent.images.store import Image, ImageStore
 from rlinf_core import ConfigError
+from tests.unit.recipes.agent.boxes.running import archive_of, stored
 from tests.unit.recipes.agent.harbor.made_tasks import write_files
 
 pytestmark = pytest.mark.security
@@ -28,16 +30,16 @@ pytestmark = pytest.mark.security
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
 
 
-def with_store(folder: Path, act: Callable[[ImageStore], Coroutine[Any, Any, Any]]) -> Any:
+def layer_of(*members: tuple[str, str]) -> bytes:
+    return archive_of(*((name, "file", text) for name, text in members))
+
+
+def load(folder: Path, path: Path) -> Any:
+    """Load an archive as an image into a node's folder."""
+
     async def run() -> Any:
-        boxes = BoxHost(folder, 4096)
-        store = ImageStore(boxes)
-        try:
-            async with asyncio.timeout(60):
-                return await act(store)
-        finally:
-            store.close()
-            await boxes.close()
+        async with stored(folder) as store:
+            return await load_archive(store, path, "bad")
 
     return asyncio.run(run())
 
@@ -47,7 +49,7 @@ async def said(store: ImageStore, image: Image, script: str) -> bytes:
         return (await box.run(["bash", "-c", script], user=image.user, timeout=30)).output
 
 
-def test_a_dockerfile_is_built_with_files_and_variables(box_folder: Path, tmp_path: Path) -> None:
+async def test_a_dockerfile_is_built_with_files_and_variables(box_folder: Path, tmp_path: Path) -> None:
     dockerfile = (
         "ARG BASE=host\nARG BOTH\nFROM rlinf/$BASE\nARG BASE\nENV WHO=me\nARG HOW='very well'\n"
         "ENV ALL=$HOW OF=$BASE\nWORKDIR /work/deep\nCOPY --chmod=700 a.sh /bin/a\nCOPY folder/ more/\n"
@@ -62,31 +64,41 @@ def test_a_dockerfile_is_built_with_files_and_variables(box_folder: Path, tmp_pa
         "b.txt": "",
         "c.txt": "",
     }
-    write_files(tmp_path, {**files, ".dockerignore": "*.log\n", "folder/z.log": ""})
+    # Only `**` reaches into folders.
+    write_files(tmp_path, {**files, ".dockerignore": "**/*.log\nx\n*y\n", "folder/z.log": ""})
     with tarfile.open(tmp_path / "packed.tar", "w") as archive:
         archive.add(tmp_path / "b.txt", "inner/b")
-
-    async def act(store: ImageStore) -> bytes:
+    async with stored(box_folder) as store:
         image = await image_of(store, tmp_path, None, seconds=60)
         assert (image.workdir, image.env["WHO"]) == ("/work/deep", "me")
-        return await said(store, image, "a; pwd; cat said; find . -type f | sort; ls /from/inner")
-
-    assert with_store(box_folder, act) == (
-        b"a\n/work/deep\nme very well, very well of host no\n./c.txt\n./listed\n./more/in/y\n./more/x\n./said\nb\n"
-    )
+        assert await said(store, image, "a; pwd; cat said; find . -type f | sort; ls /from/inner") == (
+            b"a\n/work/deep\nme very well, very well of host no\n./c.txt\n./listed\n./more/in/y\n./more/x\n./said\nb\n"
+        )
 
 
-def test_an_image_is_built_once_by_ten_that_ask_at_once(box_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(own_ids()["how"] == "single", reason="this user's boxes have one id")
+async def test_owners_are_those_of_copied_files_alone(box_folder: Path, tmp_path: Path) -> None:
+    copies = "COPY --chown=nobody a /usr/bin/\nCOPY --chown=nobody:root in /new\nCOPY --chown=nobody in /srv/\n"
+    files = {"Dockerfile": f"FROM rlinf/host\nENV PATH=/x:$PATH\nRUN mkdir -p /srv/d\n{copies}", "a": "", "in/d/b": ""}
+    async with stored(box_folder) as store:
+        image = await image_of(store, write_files(tmp_path, files), None, seconds=60)
+        paths = "/usr/bin/a /usr/bin/bash /usr/bin /new /new/d/b /srv /srv/d/b"
+        assert (await said(store, image, f"stat -c %U:%G {paths}; echo $PATH")).decode().split() == [
+            *("nobody:nogroup", "root:root", "root:root", "nobody:root", "nobody:root", "root:root", "nobody:nogroup"),
+            f"/x:{PATH}",
+        ]
+
+
+async def test_an_image_is_built_once_by_ten_that_ask_at_once(box_folder: Path, tmp_path: Path) -> None:
     write_files(tmp_path, {"Dockerfile": "FROM rlinf/host\nRUN cat /proc/sys/kernel/random/uuid > /id\n"})
-
-    async def act(store: ImageStore) -> set[bytes]:
+    async with stored(box_folder) as store:
         others = [ImageStore(store.boxes) for _ in range(9)]
         images = await asyncio.gather(*(image_of(one, tmp_path, None, seconds=60) for one in (store, *others)))
         for other in others:
             other.close()
-        return {await said(store, image, "cat /id") for image in images[:2]} | {image.digest for image in images}
-
-    assert len(with_store(box_folder, act)) == 2
+        assert (
+            len({await said(store, image, "cat /id") for image in images[:2]} | {image.digest for image in images}) == 2
+        )
 
 
 @pytest.mark.parametrize(
@@ -100,26 +112,23 @@ def test_an_image_is_built_once_by_ten_that_ask_at_once(box_folder: Path, tmp_pa
         ("FROM rlinf/host\nRUN sleep 600\n", "took longer than"),
         ("FROM rlinf/host\nRUN touch /x\nCOPY Dockerfile /x/\n", "Dockerfile:3: `COPY Dockerfile /x/` failed"),
         ("FROM rlinf/host\nSHELL bash\n", "written as JSON"),
+        ("FROM rlinf/host\nADD --chmod=600 packed.tar /x\n", "`ADD --chmod` of an archive is not built here"),
     ],
 )
-def test_what_cannot_be_built_says_where(dockerfile: str, why: str, box_folder: Path, tmp_path: Path) -> None:
+async def test_what_cannot_be_built_says_where(dockerfile: str, why: str, box_folder: Path, tmp_path: Path) -> None:
     folder = write_files(tmp_path / "environment", {"Dockerfile": dockerfile})
     (tmp_path / "secret").write_text("no")
     (folder / "link").symlink_to("../secret")
-    with pytest.raises(ConfigError) as error:
-        with_store(
-            box_folder, lambda store: image_of(store, folder, None, seconds=0.5 if "sleep" in dockerfile else 60)
-        )
+    (folder / "packed.tar").write_bytes(layer_of(("a", "1")))
+    async with stored(box_folder) as store:
+        with pytest.raises(ConfigError) as error:
+            await image_of(store, folder, None, seconds=0.5 if "sleep" in dockerfile else 60)
     assert why in f"{error.value.message} {error.value.why}"
 
 
-def test_an_image_is_kept_while_it_is_used(tmp_path: Path) -> None:
-    node, folder = (
-        tmp_path / "node",
-        write_files(tmp_path / "environment", {"Dockerfile": "FROM scratch\nCOPY Dockerfile /a\n"}),
-    )
-
-    async def act(store: ImageStore) -> None:
+async def test_an_image_is_kept_while_it_is_used(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "environment", {"Dockerfile": "FROM scratch\nCOPY Dockerfile /a\n"})
+    async with stored(tmp_path / "node") as store:
         image = await image_of(store, folder, None, seconds=60)
         other = ImageStore(store.boxes)
         assert image.digest not in dict(await other.prune(-1.0, delete=True))
@@ -129,22 +138,10 @@ def test_an_image_is_kept_while_it_is_used(tmp_path: Path) -> None:
         assert other.find(image.digest) == image
         assert image.digest in dict(await other.prune(-1.0, delete=True))
         assert other.find(image.digest) is None
-        assert not (node / "layers" / image.digest).exists()
-
-    with_store(node, act)
+        assert not (tmp_path / "node/layers" / image.digest).exists()
 
 
 # Archives
-
-
-def layer_of(*members: tuple[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, text in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(text)
-            archive.addfile(info, io.BytesIO(text.encode()))
-    return buffer.getvalue()
 
 
 def write_archive(path: Path, layers: list[bytes], *, oci: bool, packed: bool = False, **changed: Any) -> Path:
@@ -185,48 +182,59 @@ def write_archive(path: Path, layers: list[bytes], *, oci: bool, packed: bool = 
 @pytest.mark.parametrize(
     ("oci", "packed"), [(True, True), pytest.param(True, False, marks=pytest.mark.nightly), (False, False)]
 )
-def test_an_archive_is_loaded_with_its_layers_in_order(
+async def test_an_archive_is_loaded_with_its_layers_in_order(
     oci: bool, packed: bool, box_folder: Path, tmp_path: Path
 ) -> None:
     lower = layer_of(("one", "1"), ("two", "2"), ("d/x", "x"), ("d/y", "y"))
     upper = layer_of((".wh.one", ""), ("two", "second"), ("d/.wh..wh..opq", ""), ("d/z", "z"))
     path = write_archive(tmp_path / "a.tar", [lower, upper], oci=oci, packed=packed)
-
-    async def act(store: ImageStore) -> bytes:
+    async with stored(box_folder) as store:
         image = await load_archive(store, path, "loaded:1")
         assert store.named("loaded:1") == image
         assert (image.env, image.workdir, len(image.layers)) == ({"A": "b"}, "/w", 2)
         over = Image(digest="both", layers=(*image.layers, (await store.base("rlinf/host")).layers[0]))
-        return await said(store, over, "cat /two; ls /one /d 2>/dev/null")
-
-    assert with_store(box_folder, act) == b"second/d:\nz\n"
+        assert await said(store, over, "cat /two; ls /one /d 2>/dev/null") == b"second/d:\nz\n"
 
 
-def test_an_image_with_many_layers_and_some_of_them_twice_starts(box_folder: Path, tmp_path: Path) -> None:
+async def test_an_image_with_many_layers_and_some_of_them_twice_starts(box_folder: Path, tmp_path: Path) -> None:
     layers = [layer_of((f"at/{number}", str(number)), ("top", str(number))) for number in range(120)]
     path = write_archive(tmp_path / "a.tar", [*layers, layers[3]], oci=False)
-
-    async def act(store: ImageStore) -> bytes:
+    async with stored(box_folder) as store:
         image = await load_archive(store, path, "many:1")
         host = (await store.base("rlinf/host")).layers
         over = Image(digest="over", layers=(*image.layers, *host))
-        return await said(store, over, "ls /at | wc -l; cat /top")
+        assert await said(store, over, "ls /at | wc -l; cat /top") == b"120\n3"
 
-    assert with_store(box_folder, act) == b"120\n3"
+
+@pytest.mark.parametrize("name", ["", "scratch", "rlinf/host", "..", "x" * 300])
+async def test_a_name_that_no_image_can_have_is_refused(name: str, box_folder: Path, tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1"))], oci=False)
+    async with stored(box_folder) as store:
+        with pytest.raises(ConfigError, match="no image can be loaded as"):
+            await load_archive(store, path, name)
+
+
+@pytest.mark.parametrize("name", ["", "..", "x" * 300])
+async def test_a_base_that_no_image_can_be_is_refused(name: str, box_folder: Path, tmp_path: Path) -> None:
+    write_files(tmp_path, {"Dockerfile": f'ARG BASE="{name}"\nFROM $BASE\n'})
+    async with stored(box_folder) as store:
+        with pytest.raises(ConfigError, match="no image can be loaded as"):
+            await image_of(store, tmp_path, None, seconds=60)
 
 
 def test_an_image_with_too_many_layers_is_refused(box_folder: Path, tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.tar", [b""] * 500, oci=False)
     with pytest.raises(ConfigError, match="500 layers, and a box can have 480"):
-        with_store(box_folder, lambda store: load_archive(store, path, "many:1"))
+        load(box_folder, path)
 
 
-def test_no_layer_is_removed_before_its_image_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_layer_is_removed_before_its_image_has_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1")), layer_of(("two", "2"))], oci=False)
     unpack = ImageStore.unpack
     pruning: list[asyncio.Task[Any]] = []
-
-    async def act(store: ImageStore) -> list[str]:
+    async with stored(tmp_path / "node") as store:
         other = ImageStore(store.boxes)
 
         async def unpacked(self: ImageStore, archive: int, layer: str) -> int:
@@ -239,57 +247,47 @@ def test_no_layer_is_removed_before_its_image_has_a_record(tmp_path: Path, monke
         monkeypatch.setattr(ImageStore, "unpack", unpacked)
         image = store.use(await load_archive(store, path, "two:1"))
         await asyncio.gather(*pruning)
-        return [(layer / name).read_text() for layer, name in zip(store.layers(image), ("two", "one"), strict=True)]
+        assert [
+            (layer / name).read_text() for layer, name in zip(store.layers(image), ("two", "one"), strict=True)
+        ] == ["2", "1"]
 
-    assert with_store(tmp_path / "node", act) == ["2", "1"]
 
-
-def test_an_image_loaded_again_is_kept_for_its_users(tmp_path: Path) -> None:
+async def test_an_image_loaded_again_is_kept_for_its_users(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1"))], oci=False)
-
-    async def act(store: ImageStore) -> None:
+    async with stored(tmp_path / "node") as store:
         image = store.use(await load_archive(store, path, "one:1"))
         other = ImageStore(store.boxes)
         await load_archive(other, path, "another:1")
         assert await other.prune(-1.0, delete=True) == []
         assert other.named("another:1") == image
 
-    with_store(tmp_path / "node", act)
 
-
-def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:
-    async def act(store: ImageStore) -> None:
+async def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:
+    async with stored(tmp_path / "node") as store:
         (store.boxes.folder / "images/a.json").write_text('{"digest": 3}')
         with pytest.raises(ConfigError, match="has an invalid value: `digest` is `3`") as error:
             store.find("a")
         assert "remove" in (error.value.help or "")
 
-    with_store(tmp_path / "node", act)
 
-
-def test_a_dockerfile_begins_from_a_loaded_image(box_folder: Path, tmp_path: Path) -> None:
+async def test_a_dockerfile_begins_from_a_loaded_image(box_folder: Path, tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1"))], oci=False)
     folder = write_files(tmp_path / "e", {"Dockerfile": "FROM small:1\nCOPY Dockerfile /two\n"})
-
-    async def act(store: ImageStore) -> Image:
+    async with stored(box_folder) as store:
         await load_archive(store, path, "small:1")
-        return await image_of(store, folder, None, seconds=60)
-
-    image = with_store(box_folder, act)
+        image = await image_of(store, folder, None, seconds=60)
     assert (len(image.layers), image.env, image.workdir) == (2, {"A": "b"}, "/w")
 
 
 @pytest.mark.nightly
-def test_an_image_is_sent_to_a_node_that_loads_it_once(box_folder: Path, tmp_path: Path) -> None:
+async def test_an_image_is_sent_to_a_node_that_loads_it_once(box_folder: Path, tmp_path: Path) -> None:
     dockerfile = "FROM rlinf/host\nENV A=b\nRUN rm /etc/group && echo 1 > one && chmod 700 one\nUSER nobody\n"
     folder = write_files(tmp_path / "set/task/environment", {"Dockerfile": dockerfile})
-
-    async def save(store: ImageStore) -> int:
+    async with stored(box_folder) as store:
         image = await image_of(store, folder, None, seconds=60)
-        archive_of(folder).parent.mkdir()
-        return await save_archive(store, image, archive_of(folder))
-
-    async def first_uses(store: ImageStore) -> tuple[set[str], bytes, list[str]]:
+        place_of_archive(folder).parent.mkdir()
+        assert await save_archive(store, image, place_of_archive(folder)) > 1 << 20
+    async with stored(tmp_path / "other") as store:
         others = [ImageStore(store.boxes) for _ in range(9)]
         images = await asyncio.gather(*(image_of(one, folder, None, seconds=60) for one in (store, *others)))
         for other in others:
@@ -300,36 +298,23 @@ def test_an_image_is_sent_to_a_node_that_loads_it_once(box_folder: Path, tmp_pat
         layers = [path.name for path in (store.boxes.folder / "layers").iterdir()]
         for layer in layers:
             await store.boxes.remove(store.boxes.folder / "layers" / layer)
-        return {image.digest for image in images}, text, layers
-
-    size = with_store(box_folder, save)
-    digests, text, layers = with_store(tmp_path / "other", first_uses)
-    assert size > 1 << 20
-    assert (len(digests), text, len(layers)) == (1, b"1\nb\n700\n", 2)
+    assert (len({image.digest for image in images}), text, len(layers)) == (1, b"1\nb\n700\n", 2)
 
 
-def test_a_small_image_is_the_same_on_another_node(box_folder: Path, tmp_path: Path) -> None:
+async def test_a_small_image_is_the_same_on_another_node(box_folder: Path, tmp_path: Path) -> None:
     environment = write_files(
         tmp_path / "set/task/environment", {"Dockerfile": "FROM scratch\nENV A=b\nCOPY a /deep/\n"}
     )
     write_files(environment, {"a": "1"})
-
-    async def save(store: ImageStore) -> Image:
+    async with stored(box_folder) as store:
         image = await image_of(store, environment, None, seconds=60)
-        archive_of(environment).parent.mkdir()
-        await save_archive(store, image, archive_of(environment))
-        return image
-
-    async def load(store: ImageStore) -> tuple[Image, str]:
-        image = await image_of(store, environment, None, seconds=60)
-        (layer,) = store.layers(image)
-        text = (layer / "deep/a").read_text()
+        place_of_archive(environment).parent.mkdir()
+        await save_archive(store, image, place_of_archive(environment))
+    async with stored(tmp_path / "other") as store:
+        loaded = await image_of(store, environment, None, seconds=60)
+        (layer,) = store.layers(loaded)
+        assert (layer / "deep/a").read_text() == "1"
         await store.boxes.remove(layer)
-        return image, text
-
-    image = with_store(box_folder, save)
-    loaded, text = with_store(tmp_path / "other", load)
-    assert text == "1"
     assert (loaded.env, loaded.workdir) == (image.env, image.workdir) == ({"A": "b"}, "/")
 
 
@@ -349,18 +334,10 @@ def test_an_archive_that_is_not_what_it_says_is_refused(
 ) -> None:
     path = write_archive(tmp_path / "a.tar", [layer], oci=False, **changed)
     with pytest.raises(ConfigError) as error:
-        with_store(box_folder, lambda store: load_archive(store, path, "bad"))
+        load(box_folder, path)
     assert why in f"{error.value.message} {error.value.why}"
     assert not (box_folder / "out").exists()
     assert not list((box_folder / "layers").glob("*.part"))
-
-
-@pytest.mark.parametrize("text", [b"", b"\x1f\x8b", b"x" * 4096])
-def test_what_is_no_archive_is_refused(text: bytes, box_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(text)
-    with pytest.raises(ConfigError, match="no image that can be loaded"):
-        with_store(box_folder, lambda store: load_archive(store, path, "bad"))
 
 
 def hostile(name: str, path: Path) -> None:
@@ -393,6 +370,14 @@ def hostile(name: str, path: Path) -> None:
                 add("other", b"1")
             case _:
                 pass
+    if name in ("nothing", "two bytes of gzip", "words"):
+        path.write_bytes({"nothing": b"", "two bytes of gzip": b"\x1f\x8b", "words": b"x" * 4096}[name])
+    if name.startswith("a compressed layer"):
+        packed = gzip.compress(layer_of(("a", os.urandom(20_000).hex())))
+        damaged = packed[:9000] + (b"" if name.endswith("cut") else b"\xff" * 40 + packed[9040:])
+        write_archive(path, [damaged], oci=False)
+    if name == "a layer of zstd":
+        write_archive(path, [b"\x28\xb5\x2f\xfd" + bytes(9)], oci=False)
     if name == "headers of 33 MiB":
         write_long_header(path, 33 << 20)
 
@@ -416,31 +401,29 @@ def write_long_header(path: Path, size: int) -> None:
         ("a layer that is not there", "no file `gone`"),
         ("no description", "no file `index.json`"),
         ("headers of 33 MiB", "headers are too long"),
+        ("nothing", ""),
+        ("two bytes of gzip", ""),
+        ("words", ""),
+        ("a compressed layer that was cut", ""),
+        ("a compressed layer that was changed", ""),
+        ("a layer of zstd", "the layer `0/layer.tar` is compressed by zstd"),
     ],
 )
-def test_an_archive_that_was_made_to_harm_is_refused(name: str, why: str, box_folder: Path, tmp_path: Path) -> None:
+def test_an_archive_that_is_none_or_made_to_harm_is_refused(
+    name: str, why: str, box_folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "a.tar"
     hostile(name, path)
     with pytest.raises(ConfigError, match="no image that can be loaded") as error:
-        with_store(box_folder, lambda store: load_archive(store, path, "bad"))
+        load(box_folder, path)
     assert why in (error.value.why or "")
-
-
-@pytest.mark.parametrize("harm", ["cut", "changed"])
-def test_a_compressed_layer_that_is_damaged_is_refused(harm: str, box_folder: Path, tmp_path: Path) -> None:
-    layer = layer_of(("a", os.urandom(20_000).hex()))
-    packed = gzip.compress(layer)
-    damaged = packed[:9000] if harm == "cut" else packed[:9000] + b"\xff" * 40 + packed[9040:]
-    path = write_archive(tmp_path / "a.tar", [damaged], oci=False)
-    with pytest.raises(ConfigError, match="no image that can be loaded"):
-        with_store(box_folder, lambda store: load_archive(store, path, "bad"))
 
 
 @pytest.mark.parametrize(
     ("facts", "why"),
     [({"mtime": "inf"}, "timestamp out of range"), ({"size": "-5"}, "more than|backwards"), ({}, "MemoryError")],
 )
-def test_a_layer_whose_headers_were_made_to_harm_is_refused(
+async def test_a_layer_whose_headers_were_made_to_harm_is_refused(
     facts: dict[str, str], why: str, box_folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "layer.tar"
@@ -450,17 +433,95 @@ def test_a_layer_whose_headers_were_made_to_harm_is_refused(
         archive.addfile(info)
     if not facts:
         write_long_header(path, 600 << 20)
-
-    async def act(store: ImageStore) -> None:
+    async with stored(box_folder) as store:
         with path.open("rb") as file, pytest.raises(BoxError, match=why) as error:
             await store.unpack(file.fileno(), "bad")
         assert "was ended" not in str(error.value)
-
-    with_store(box_folder, act)
     assert not list((box_folder / "layers").glob("bad*"))
 
 
 def test_what_is_not_there_is_said_without_numbers(box_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        with_store(box_folder, lambda store: load_archive(store, tmp_path / "missing", "bad"))
+        load(box_folder, tmp_path / "missing")
     assert error.value.why == "No such file or directory"
+
+
+def steps_of(folder: Path, text: str) -> list[tuple[str, str, int]]:
+    path = folder / "Dockerfile"
+    path.write_text(text)
+    return [(step.word, step.text, step.line) for step in read_dockerfile(path)]
+
+
+def test_lines_are_joined_and_comments_left_out(tmp_path: Path) -> None:
+    text = '# syntax\nARG V=1\nFROM base:$V\n\nrun one && \\\n # a comment\n    two \\\n    three\nCMD ["x"]\n'
+    assert steps_of(tmp_path, text) == [
+        ("ARG", "V=1", 2),
+        ("FROM", "base:$V", 3),
+        # As Docker does, with the blanks at the beginning of a line.
+        ("RUN", "one &&     two     three", 5),
+        ("CMD", '["x"]', 9),
+    ]
+
+
+def test_blanks_of_any_kind_part_words(tmp_path: Path) -> None:
+    text = "\ufefffrom\tbase\r\nRUN install\\\n  one\\\n\ttwo\u2028\x0c2\n"
+    assert steps_of(tmp_path, text) == [("FROM", "base", 1), ("RUN", "install  one\ttwo\u2028\x0c2", 2)]
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("FROM other", "several stages"),
+        ("RUN --mount=type=cache,target=/x true", "RUN --mount"),
+        ("COPY --from=other /a /b", "COPY --from"),
+        ("ADD https://example.org/a.tar /", "no network"),
+        ("RUN <<EOF", "a text within the Dockerfile"),
+        ("ONBUILD RUN true", "ONBUILD"),
+        ("INSTALL x", "INSTALL"),
+        ("RUN", "`RUN` without arguments"),
+        ("USER  ", "`USER` without arguments"),
+        ("ENV A='one two", "`'one two`, which has no end,"),
+        ("ENV A=${B%%.*}", "the variable"),
+        ("COPY --chmod=u+x a /a", r"COPY --chmod=u\+x"),
+    ],
+)
+def test_what_is_not_built_here_is_refused_by_its_line(line: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=what) as error:
+        steps_of(tmp_path, f"FROM base\n{line}\n")
+    assert "Dockerfile:2:" in error.value.message
+    assert "rlinf tasks load" in (error.value.help or "")
+
+
+def test_a_file_without_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not begin with FROM"):
+        steps_of(tmp_path, "RUN true\n")
+    with pytest.raises(ConfigError, match="`FROM` without arguments"):
+        steps_of(tmp_path, "FROM\n")
+
+
+def test_variables_are_expanded_as_docker_does() -> None:
+    known = {"A": "1", "EMPTY": ""}
+    text = "$A ${A} ${B:-two} ${EMPTY:-three} ${A:+four} ${B:+five} \\$A $B"
+    assert expand(text, known) == "1 1 two three four  $A "
+    assert expand("${EMPTY-a}${B-b}${EMPTY+c}${B+d}$", known) == "bc$"
+    assert expand("""'$A'"$A \\$A \\n"x\\ y""", known) == "$A1 $A \\nx y"
+
+
+def test_values_with_blanks_are_one_word(tmp_path: Path) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text(
+        "FROM base\nENV A=1 B=\"two words\"\nENV C three 'f our'\nENV I\tone\ttwo=2\n"
+        "ARG D E=\nENV F=$X G=a\\ b H='$X'\n"
+        'COPY $X [$X] /$X/\nCOPY ["$X", "a b"]\n'
+    )
+    known = {"X": "x y"}
+    *variables, copy, listed = read_dockerfile(path)[1:]
+    assert [assignments(step, known) for step in variables] == [
+        {"A": "1", "B": "two words"},
+        {"C": "three f our"},
+        {"I": "one\ttwo=2"},
+        {"D": None, "E": ""},
+        {"F": "x y", "G": "a b", "H": "$X"},
+    ]
+    assert copy.words(known) == ["x y", "[x y]", "/x y/"]
+    assert listed.words(known) == ["x y", "a b"]

@@ -1,4 +1,4 @@
-"""An MCP server with tools that work, fail, hang, and end it; run by `test_mcp_servers.py`."""
+"""An MCP server with tools that work, fail, hang, and end it; run by `test_mcp.py`."""
 
 from __future__ import annotations
 

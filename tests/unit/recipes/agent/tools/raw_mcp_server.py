@@ -1,4 +1,4 @@
-"""A bare MCP server on stdio, which answers as its mode says; run by `test_mcp_protocol.py`."""
+"""A bare MCP server on stdio, which answers as its mode says; run by `test_mcp.py`."""
 
 from __future__ import annotations
 

@@ -37,6 +37,17 @@ class Steady(CameraDriver):
         self.closed = True
 
 
+class Reusing(Steady):
+    """A camera with one buffer for all frames, each brighter than the last."""
+
+    buffer = np.zeros((48, 64, 3), np.uint8)
+
+    def read(self, seconds: float) -> CameraFrame | None:
+        time.sleep(0.005)
+        self.buffer += 1
+        return CameraFrame(self.buffer, time.monotonic())
+
+
 class Absent(CameraDriver):
     """A camera that is not there."""
 
@@ -103,7 +114,7 @@ class Config:
 def install_realsense(monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
     """Let `import pyrealsense2` give the fake; return its pipelines, new for each test."""
     pipeline = type("OwnPipeline", (Pipeline,), {})
-    device = SimpleNamespace(get_info=_serial_number)
+    device = SimpleNamespace(get_info=lambda _: "322142001230")
     _install(
         monkeypatch,
         "pyrealsense2",
@@ -120,17 +131,9 @@ def install_realsense(monkeypatch: pytest.MonkeyPatch) -> type[Pipeline]:
     return pipeline
 
 
-def _serial_number(_: object) -> str:
-    return "322142001230"
-
-
 def lacking(*names: str) -> Callable[[Iterable[str]], list[str]]:
     """Return a `missing_modules` of an interpreter that lacks some modules."""
-
-    def missing(modules: Iterable[str]) -> list[str]:
-        return [name for name in modules if name in names]
-
-    return missing
+    return lambda modules: [name for name in modules if name in names]
 
 
 class Capture:
@@ -139,9 +142,10 @@ class Capture:
     Attributes:
         reads: whether it gives pictures.
         stamp: seconds on the monotonic clock by which it says that its newest frame was taken; 0: it does not say.
+        most: the largest width that it takes.
     """
 
-    reads, stamp = True, 0.0
+    reads, stamp, most = True, 0.0, 1920
     made: list[Capture]
 
     def __init__(self, number: int, backend: int) -> None:
@@ -153,11 +157,11 @@ class Capture:
         return self.number < 9
 
     def set(self, name: int, value: float) -> bool:
-        self.values[name] = value
+        self.values[name] = min(value, type(self).most)
         return True
 
     def get(self, name: int) -> float:
-        return 1000 * type(self).stamp
+        return self.values.get(name, 1000 * type(self).stamp)
 
     def read(self) -> tuple[bool, Any]:
         picture = np.zeros((48, 64, 3), np.uint8)

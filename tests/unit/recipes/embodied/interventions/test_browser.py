@@ -1,4 +1,4 @@
-"""The page's server by its protocol: a token first, one operator, and pictures no faster than they are seen."""
+"""The page of an operator: who steers, what keys mean, what silence does, and the protocol of the server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import http.client
 import json
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -19,13 +21,23 @@ from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.browser import browser_source
 from recipes.embodied.interventions.browser.browser_source import BrowserSource
-from recipes.embodied.interventions.browser.operator_desk import jpeg
+from recipes.embodied.interventions.browser.operator_desk import (
+    DeskTakenError,
+    OperatorDesk,
+    OperatorLink,
+    jpeg,
+    merged,
+    read_token,
+)
+from recipes.embodied.interventions.browser.page_messages import BadMessageError, controls_of, shown
 from recipes.embodied.interventions.intervention import InterventionError
+from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.interventions.source_options import BrowserOptions
+from tests.known import known
 from tests.waiting import until
 
 pytestmark = pytest.mark.security
-
 TOKEN = "0123456789abcdef0123456789abcdef"
 HELD = {"enabled": True, "keys": [], "pressed": [], "pad": None}
 LET_GO = {**HELD, "enabled": False}
@@ -78,8 +90,7 @@ def expect_closed(connection: ClientConnection, code: int) -> list[Any]:
             heard.append(connection.recv(timeout=20))
         except ConnectionClosed as error:
             closed = error
-    assert closed.rcvd is not None
-    assert closed.rcvd.code == code
+    assert known(closed.rcvd).code == code
     return heard
 
 
@@ -146,10 +157,10 @@ def test_newest_wins_after_a_dead_link(source: BrowserSource, env: VectorEnv) ->
     assert json.loads(heard[-1]) == {"ok": False, "message": "somebody else with the token has taken over"}
 
 
-@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"origin": "null"}])
-def test_page_elsewhere_opens_no_connection(source: BrowserSource, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+def test_page_elsewhere_opens_no_connection(source: BrowserSource, origin: str) -> None:
     with pytest.raises(InvalidStatus) as raised:
-        page(source, None, **headers)
+        page(source, None, origin=origin)
     assert raised.value.response.status_code == 403
 
 
@@ -164,19 +175,23 @@ def test_other_name_of_the_address_is_refused(source: BrowserSource) -> None:
         connection.close()
 
 
-@pytest.mark.parametrize("line", ["[]", "{}", '{"enabled": 1}', '{"shown": "x"}', "[" * 1000, b"\x80\x04"])
-def test_what_makes_no_sense_ends_the_connection(source: BrowserSource, line: str | bytes) -> None:
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        *(
+            (line, 4400)
+            for line in ("[]", "{}", '{"enabled": 1}', '{"shown": "x"}', '{"shown": NaN}', "[" * 1000, b"\x80\x04")
+        ),
+        ("x" * 5000, 1009),
+    ],
+    ids=["list", "empty", "number", "text", "nan", "nested", "pickle", "too long"],
+)
+def test_what_makes_no_sense_ends_the_connection(source: BrowserSource, line: str | bytes, code: int) -> None:
     operator = page(source)
     assert answer(operator)["ok"]
     operator.send(line)
-    expect_closed(operator, 4400)
+    expect_closed(operator, code)
     wait_until(lambda: source._desk.operator is None)
-
-
-def test_too_long_message_ends_the_connection(source: BrowserSource) -> None:
-    operator = page(source)
-    operator.send("x" * 5000)
-    expect_closed(operator, 1009)
 
 
 def test_idle_strangers_keep_nobody_out(source: BrowserSource) -> None:
@@ -227,12 +242,7 @@ def test_nobody_is_drawn_for_when_no_page_is_open(source: BrowserSource, env: Ve
 
 
 def test_large_picture_is_sent_smaller() -> None:
-    from io import BytesIO
-
-    from PIL import Image
-
-    image = np.zeros((960, 1280, 3), np.uint8)
-    assert Image.open(BytesIO(jpeg(image, 75))).size == (640, 480)
+    assert Image.open(BytesIO(jpeg(np.zeros((960, 1280, 3), np.uint8), 75))).size == (640, 480)
 
 
 def test_taken_port_is_named(source: BrowserSource, env: VectorEnv) -> None:
@@ -240,3 +250,138 @@ def test_taken_port_is_named(source: BrowserSource, env: VectorEnv) -> None:
     with pytest.raises(InterventionError, match=r"cannot listen on 127\.0\.0\.1") as raised:
         open_source("browser", env, options)
     assert "free port" in str(raised.value.help)
+
+
+FORWARD = Controls((1.0, 0.0, 0.0), engaged=True)
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"enabled": True, "keys": [], "pressed": [], "pad": None, **fields}
+
+
+class TestDesk:
+    def test_second_person_is_refused_while_first_is_heard(self) -> None:
+        desk = OperatorDesk(2.0)
+        assert desk.sit("first", 0.0) is None
+        assert desk.hear("first", FORWARD, 1.5)
+        with pytest.raises(DeskTakenError):
+            desk.sit("second", 3.4)
+        assert desk.operator == "first"
+        assert not desk.hear("second", Controls(verdict="failure"), 3.4)
+        assert desk.take() == (FORWARD, True)
+
+    def test_newest_replaces_an_operator_who_is_silent_or_has_left(self) -> None:
+        desk = OperatorDesk(2.0)
+        desk.sit("first", 0.0)
+        desk.hear("first", FORWARD, 1.5)
+        assert desk.sit("second", 3.5) == "first"
+        assert not desk.hear("first", FORWARD, 3.6)
+        desk.leave("first")  # its connection ends late
+        assert desk.operator == "second"
+        desk.leave("second")
+        assert desk.sit("third", 3.7) is None
+        assert desk.take() == (FORWARD, True)  # the last words of the first count
+        assert desk.take() == (None, True)
+
+    def test_buttons_between_two_steps_all_count(self) -> None:
+        desk = OperatorDesk(2.0)
+        desk.sit("first", 0.0)
+        for controls in (
+            Controls(toggles_gripper=True),
+            Controls(rewards=True),
+            Controls(verdict="discard"),
+            Controls(verdict="success"),
+            FORWARD,
+        ):
+            desk.hear("first", controls, 0.1)
+        assert desk.take()[0] == FORWARD._replace(toggles_gripper=True, rewards=True, verdict="discard")
+        assert merged([Controls(toggles_gripper=True)] * 2) == Controls()
+        assert merged([]) is None
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("fields", "linear", "angular"),
+        [
+            ({"keys": ["w", "a", "r"]}, (1, 1, 1), (0, 0, 0)),
+            ({"keys": ["s", "d", "f"]}, (-1, -1, -1), (0, 0, 0)),
+            ({"keys": ["o", "k", "j"]}, (0, 0, 0), (1, 1, 1)),
+            ({"keys": ["w", "s"]}, (0, 0, 0), (0, 0, 0)),
+            ({"pad": [0, -0.5, 0, 0, 0, 0, 0]}, (0.5, 0, 0), (0, 0, 0)),
+            ({"pad": [0.25, 0, 0, 0, 0, 1, 0]}, (0, -0.25, 1), (0, 0, 0)),
+            ({"pad": [0, 0, 1, -1, 0.5, 0, 1]}, (0, 0, -0.5), (1, 1, -1)),
+            ({"keys": ["w"], "pad": [0, -0.5, 0, 0, 0, 0, 0]}, (1, 0, 0), (0, 0, 0)),
+        ],
+    )
+    def test_keys_and_gamepad_move_the_hand(self, fields: Any, linear: Any, angular: Any) -> None:
+        controls = controls_of(message(**fields))
+        assert controls.linear == pytest.approx(linear)
+        assert controls.angular == pytest.approx(angular)
+        assert controls.engaged
+
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_flags_count_held_or_not_and_nothing_moves_unless_held(self, enabled: bool) -> None:
+        for verdict in ("success", "failure", "discard"):
+            assert controls_of(message(enabled=enabled, pressed=[verdict])).verdict == verdict
+        assert controls_of(message(enabled=enabled, pressed=["reward"])).rewards
+        asked = message(enabled=enabled, keys=["w"], pressed=["gripper"], pad=[1, 1, 1, 1, 1, 0, 1])
+        assert (controls_of(asked) == Controls()) is not enabled
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            *({"enabled": value} for value in (1, None)),
+            *({"keys": value} for value in ("w", ["w", "q"], [1], ["w"] * 33)),
+            *({"pressed": value} for value in (["launch"], None)),
+            *({"pad": value} for value in ([0, 0, 0], [0] * 6 + [1.5], [0] * 6 + [True], "0000000")),
+        ],
+    )
+    def test_message_that_makes_no_sense_is_refused(self, fields: Any) -> None:
+        with pytest.raises(BadMessageError):
+            controls_of(message(**fields))
+
+    def test_shown_picture_is_a_number(self) -> None:
+        assert shown({"shown": 3}) == 3
+        assert shown(message()) is None
+        for number in (True, "3", None, 1.0):
+            with pytest.raises(BadMessageError, match="`shown` is not a number"):
+                shown({"shown": number})
+
+
+class TestLink:
+    def link(self) -> OperatorLink:
+        return OperatorLink(BrowserOptions(token_file="unused", hold_steps=3, lost_steps=6), "browser 127.0.0.1:1")
+
+    def test_silent_operator_holds_the_arm_then_ends_the_run(self) -> None:
+        link = self.link()
+        assert link.step(FORWARD, connected=True) == FORWARD
+        steps = [link.step(None, connected=True) for _ in range(5)]
+        assert [step.linear[0] for step in steps] == [1, 1, 0, 0, 0]
+        assert all(step.engaged for step in steps)
+        with pytest.raises(InterventionError, match="has been silent for 6 steps") as raised:
+            link.step(None, connected=True)
+        assert raised.value.where == "browser 127.0.0.1:1"
+
+    def test_arm_is_held_when_the_connection_ends_unless_let_go(self) -> None:
+        link = self.link()
+        link.step(FORWARD, connected=True)
+        assert link.step(None, connected=False) == Controls(engaged=True)
+        link = self.link()
+        link.step(FORWARD, connected=True)
+        link.step(Controls(), connected=True)
+        assert {link.step(None, connected=False) for _ in range(20)} == {Controls()}
+
+
+def test_tokens_are_for_their_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(InterventionError, match="cannot be read"):
+        read_token(str(file))
+    file.touch(0o644)
+    file.write_text("0123456789abcdef0123456789abcdef")
+    with pytest.raises(InterventionError, match="other users"):
+        read_token(str(file))
+    file.chmod(0o600)
+    assert read_token(str(file)) == "0123456789abcdef0123456789abcdef"
+    file.write_text("short")
+    with pytest.raises(InterventionError, match="shorter"):
+        read_token(str(file))

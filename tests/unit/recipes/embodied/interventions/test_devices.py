@@ -1,13 +1,11 @@
-"""Devices of people: what their reports mean, when a takeover begins and ends, and how they are lost.
-
-No device is attached here. The libraries are replaced by modules with the functions of theirs that are called.
-"""
+"""Devices of people: what their reports mean, when a takeover begins and ends, how they are lost. None is attached."""
 
 from __future__ import annotations
 
 import os
 import struct
 import sys
+import termios
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.env_spec import EnvSettings
+from recipes.embodied.envs.real.so101 import SO101Driver
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.gym_hil import GymHilEnv
 from recipes.embodied.interventions.devices import event_device
@@ -35,16 +34,24 @@ from recipes.embodied.interventions.devices.event_device import (
     SpaceMouseState,
 )
 from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Terminal, controls_of
-from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError
+from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError, SuccessJudge
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
+from recipes.embodied.interventions.registry import open_judge, open_source
 from recipes.embodied.interventions.source_options import (
     GamepadOptions,
     KeyboardOptions,
+    LeaderOptions,
     PersonOptions,
     SpaceMouseOptions,
 )
-from rlinf_core.errors import ConfigError
+from recipes.embodied.robots.so101_bus import LeaderSource
+from rlinf_core import ConfigError
+from rlinf_core.hardware.robots.plugin_driven import SO101
+from tests.known import known
 from tests.unit.recipes.embodied.conftest import CountingEnv
+from tests.unit.recipes.embodied.robots import fake_motors
+from tests.unit.recipes.embodied.robots.fake_motors import FeetechMotorsBus
+from tests.waiting import until
 
 FAST = {"hz": 1000.0}
 
@@ -65,12 +72,10 @@ class TestEngagement:
     def test_a_button_takes_over_without_a_motion(self) -> None:
         engagement = Engagement(PersonOptions(release_steps=0))
         held = engagement.step(Controls(engaged=True))
-        assert held is not None
-        assert held.linear == (0, 0, 0)
+        assert known(held).linear == (0, 0, 0)
         assert engagement.step(Controls()) is None
         gripped = engagement.step(Controls(toggles_gripper=True))
-        assert gripped is not None
-        assert gripped.gripper_closed
+        assert known(gripped).gripper_closed
         assert engagement.step(Controls(verdict="success")) is None
 
     def test_axes_are_scaled_beyond_the_dead_band_and_inverted(self) -> None:
@@ -178,17 +183,12 @@ def test_keys() -> None:
 
 class TestTerminal:
     def test_typed_keys_move_and_the_terminal_gets_its_settings_back(self) -> None:
-        import termios
-
         person, terminal = os.openpty()
         before = termios.tcgetattr(terminal)
         keyboard = Terminal(os.ttyname(terminal))
         os.write(person, b"wW\tq")
-        deadline = 1000
         result: set[str] = set()
-        while "tab" not in result and deadline:
-            result |= keyboard.read()
-            deadline -= 1
+        until(lambda: result.update(keyboard.read()) or "tab" in result, pause=0.0)
         assert result == {"w", "tab"}
         assert keyboard.read() == set()
         assert termios.tcgetattr(terminal) != before
@@ -291,8 +291,7 @@ class TestGamepad:
 
 def test_a_keyboard_by_its_file_tells_releases(evdev: Any) -> None:
     source = KeyboardSource(one_env(), KeyboardOptions(device="/dev/input/kbd"))
-    assert source._events is not None
-    device = source._events._device
+    device = known(source._events)._device
     device.put(1, 17, 1)  # w
     device.put(1, 57, 1)  # space
     assert source.poll() == Controls((1, 0, 0), toggles_gripper=True)
@@ -379,3 +378,121 @@ class TestSpaceMouse:
         cap["path"] = b"locked"
         with pytest.raises(InterventionError, match="cannot be opened"):
             SpaceMouseSource(one_env(), SpaceMouseOptions(serial="A1"))
+
+
+@pytest.fixture(autouse=True)
+def _lerobot(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_motors.install(monkeypatch)
+    monkeypatch.setattr(SO101Driver, "control_hz", 2000.0)
+
+
+@pytest.fixture
+def env() -> Any:
+    arm = SO101(node_rank=0, device="/dev/arm", options={"noise": 0, "lead": 90})
+    made = make_env("robot", EnvSettings(num_envs=1, hardware=(arm,), max_episode_steps=10_000))
+    made.reset()
+    yield made
+    made.close()
+
+
+def leader(env: Any, **options: Any) -> LeaderSource:
+    made = LeaderSource(env, LeaderOptions(device="/dev/leader", **options))
+    FeetechMotorsBus.made[-1].at.update(dict.fromkeys(fake_motors.JOINTS, 0.0), gripper=50.0)
+    while made.read() is not None:  # it was turned to the arm's pose
+        pass
+    return made
+
+
+def turn(joint: str, by: float) -> None:
+    """Turn a joint of the leader by hand."""
+    FeetechMotorsBus.made[-1].at[joint] += by
+
+
+def step(env: Any, source: LeaderSource) -> Any:
+    """Take a step as an environment with this source does; the policy would stand still."""
+    takeover = source.read()
+    action = np.zeros((1, 1, 6), np.float32) if takeover is None else takeover.actions[:, None]
+    env.step(action)
+    return takeover
+
+
+def test_arm_follows_the_leader_and_the_policy_acts_after_it(env: Any) -> None:
+    source = leader(env, release_steps=3)
+    assert not FeetechMotorsBus.made[-1].torque  # it is moved by hand
+    turn("shoulder_pan", 5)
+    turn("gripper", 10)
+    taken = [step(env, source) is not None for _ in range(400)]
+    last = len(taken) - taken[::-1].index(True)
+    assert all(taken[:last])
+    assert not any(taken[last:])
+    goals = FeetechMotorsBus.made[0].goal
+    assert goals["shoulder_pan"] == pytest.approx(5, abs=1.1)
+    assert goals["gripper"] == pytest.approx(60, abs=1.1)
+
+
+def test_a_joint_that_is_not_moved_stays_where_the_arm_has_it(env: Any) -> None:
+    source = leader(env)
+    for _ in range(200):
+        env.step(np.array([[[0, 0, 0, 0, 0, -1]]], np.float32))  # the policy closes the gripper on something
+    held = FeetechMotorsBus.made[0].goal["gripper"]
+    turn("gripper", held + 10 - FeetechMotorsBus.made[-1].at["gripper"])
+    source.read()
+    source._engagement.begin()
+    turn("shoulder_pan", 5)
+    taken = [step(env, source) is not None for _ in range(300)]
+    assert any(taken)
+    assert FeetechMotorsBus.made[0].goal["shoulder_pan"] == pytest.approx(5, abs=1.1)
+    assert FeetechMotorsBus.made[0].goal["gripper"] == pytest.approx(held, abs=0.2)
+    turn("gripper", 5)
+    for _ in range(400):
+        step(env, source)
+    assert FeetechMotorsBus.made[0].goal["gripper"] == pytest.approx(held + 15, abs=1.1)
+
+
+def test_leader_far_from_the_arm_does_not_take_over(env: Any, caplog: pytest.LogCaptureFixture) -> None:
+    source = leader(env, align=10)
+    turn("elbow_flex", 40)
+    assert source.read() is None
+    assert "leader arm at /dev/leader is too far" in caplog.text
+    assert "elbow_flex by -40" in caplog.text
+    turn("elbow_flex", -35)
+    assert source.read() is not None
+    turn("elbow_flex", 60)  # who is in charge may be as fast as they like
+    assert source.read() is not None
+
+
+def test_unplugged_leader_is_named(env: Any) -> None:
+    source = leader(env)
+    FeetechMotorsBus.made[-1].gone = True
+    with pytest.raises(InterventionError, match="leader arm at /dev/leader: the arm's motors do not answer") as caught:
+        source.read()
+    assert "cable" in str(caught.value.help)
+    source.close()
+    with pytest.raises(InterventionError, match="do not answer"):
+        LeaderSource(env, LeaderOptions(device="/dev/missing"))
+
+
+def test_other_robots_have_no_leader() -> None:
+    other = make_env("franka_kin", EnvSettings(num_envs=1))
+    with pytest.raises(ConfigError, match="moves an SO-101, which this robot is not"):
+        open_source("leader", other, {"device": "/dev/leader"})
+
+
+def test_keys_judge_beside_a_leader_without_keys(env: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    env.intervention = leader(env)
+    opened: list[str] = []
+
+    class Keys:
+        def read(self) -> Any:
+            return None
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(
+        "recipes.embodied.interventions.registry.open_source", lambda name, *_: opened.append(name) or Keys()
+    )
+    judge: SuccessJudge = open_judge("keys", env, {})
+    assert judge.judge({}) == {}
+    assert opened == ["keyboard"]
+    judge.close()

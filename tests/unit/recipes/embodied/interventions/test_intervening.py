@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +19,19 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.intervention import HandMotion, InterventionError, InterventionSource, Takeover
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.registry import BLOCK, ScriptedSource, open_source, takeover_steps
+from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
 from recipes.embodied.interventions.source_options import PersonOptions, ScriptedOptions
 from recipes.embodied.learning.imitation import imitated_rows
 from recipes.embodied.learning.trajectory import RolloutBuffer
-from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS
+from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base_policy import PolicyOutput
 from recipes.embodied.off_policy.off_policy_rollout import record_step
 from recipes.embodied.off_policy.sources import add_steps, intervened, transition_spec, transition_steps
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_core.errors import ConfigError
+from tests.known import known
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
 OPTIONS = ScriptedOptions(probability=0.1, shortest=2, longest=6, seed=7)
@@ -69,27 +72,59 @@ def takeover(*rows: int, envs: int = 2, value: float = 0.5, **verdicts: Any) -> 
     return Takeover(taken, np.full((envs, 1), value, np.float32), {int(k[1:]): v for k, v in verdicts.items()})
 
 
+def counted(*steps: Takeover | None, **settings: Any) -> CountingEnv:
+    """Return two environments that have begun, in which somebody takes over as a script says."""
+    env = CountingEnv(EnvSettings(num_envs=2, **settings))
+    env.intervention = Script(env, *steps)
+    env.reset(0)
+    return env
+
+
+def act(env: VectorEnv, value: float = 0.0, chunk: int = 1) -> Any:
+    return env.step(np.full((env.num_envs, chunk, env.action_size), value, np.float32))
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         (
-            Takeover(np.array([True, False]), np.ones(2, np.float32), {}),
-            r"`actions` \[2\]; expected bool\[2\] and \[2, 1\]",
+            Takeover(np.ones(2, np.bool_), np.ones(2, np.float32), {}),
+            r"float32\[2\]; expected bool\[2\] and numbers\[2, 1",
         ),
         (Takeover(np.array([0]), np.ones((2, 1), np.float32), {}), r"`rows` int64\[1\]"),  # type: ignore[arg-type]
-        (Takeover(np.ones(2, np.bool_), np.ones((1, 1), np.float32), {}), r"`actions` \[1, 1\]"),
+        (Takeover(np.ones(2, np.bool_), np.ones((1, 1), np.float32), {}), r"`actions` float32\[1, 1\]"),
+        (replace(takeover(0), actions=[["1"], ["2"]]), r"`actions` <U1\[2, 1\]"),
         (takeover(0, r0="failed"), "the verdict on environment 0 is `failed`"),
         (takeover(0, r0=True), "the verdict on environment 0 is `True`"),
         (takeover(0, r2="success"), "the verdict on environment 2 is `success`; there are 2"),
+        (replace(takeover(0), rewards={-1: 1.0}), "the reward of environment -1 is 1.0; there are 2"),
+        (replace(takeover(0), rewards={0: float("nan")}), "the reward of environment 0 is nan"),
     ],
 )
 def test_takeovers_that_mean_other_rows_or_words_are_refused(wrong: Takeover, said: str) -> None:
-    env = CountingEnv(EnvSettings(num_envs=2))
-    env.intervention = Script(env, wrong)
-    env.reset(0)
+    env = counted(wrong)
     with pytest.raises(InterventionError, match=said) as caught:
-        env.step(np.zeros((2, 1, 1), np.float32))
+        act(env)
     assert "Script" in str(caught.value)
+
+
+class Choosing(CountingEnv):
+    """Takes one of three choices, which it rewards by their numbers."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(state_size=2, action_size=1, num_choices=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(2.0, None), (0.5, "none of the 3 choices"), (3.0, "none of the 3 choices")]
+)
+def test_a_takeover_chooses_what_exists(value: float, said: str | None) -> None:
+    env = Choosing(EnvSettings(num_envs=2))
+    env.intervention = Script(env, takeover(0, value=value))
+    env.reset(0)
+    with nullcontext() if said is None else pytest.raises(InterventionError, match=said):
+        assert env.step(np.zeros((2, 1, 1), np.int64)).rewards.tolist() == [[2], [0]]
 
 
 class Lame(CountingEnv):
@@ -110,7 +145,7 @@ def test_what_steer_returns_is_an_action() -> None:
     with pytest.raises(EnvContractError, match=r"`steer` returns \[\]; an action is \[1\]"):
         env.hold_actions(np.arange(1))
     env.intervention = Hand(env, PersonOptions(hz=1000))
-    with pytest.raises(InterventionError, match=r"Hand: a takeover has .* `actions` \[1\]"):
+    with pytest.raises(InterventionError, match=r"Hand: a takeover has .* `actions` float32\[1\]"):
         env.step(np.zeros((1, 1, 1), np.float32))
 
 
@@ -129,10 +164,8 @@ def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
         states = {"states": torch.from_numpy(observations["states"])}
         recorder.add_action(tick, states, PolicyOutput(torch.from_numpy(actions), torch.zeros(3, 1, 8), None))
         result = env.step(actions)
-        assert result.executed is not None
-        assert result.interventions is not None
         outcome = {name: getattr(result, name) for name in ("rewards", "terminations", "truncations", "valid")}
-        outcome |= {EXECUTED: result.executed, INTERVENTIONS: result.interventions}
+        outcome |= {EXECUTED: known(result.executed), INTERVENTIONS: known(result.interventions)}
         observations = result.observations
         final = observations if result.final_observations is None else result.final_observations
         record_step(recorder, tick, outcome, {"states": torch.from_numpy(final["states"])})
@@ -170,16 +203,12 @@ def test_nothing_is_reported_where_nobody_can_intervene() -> None:
 
 
 def test_a_takeover_in_the_middle_of_a_chunk_ends_the_rest_of_it() -> None:
-    env = CountingEnv(EnvSettings(num_envs=2))
-    env.intervention = Script(env, None, takeover(1))
-    env.reset()
-    result = env.step(np.full((2, 4, 1), 0.25, np.float32))
-    assert result.executed is not None
-    assert result.interventions is not None
+    env = counted(None, takeover(1))
+    result = act(env, 0.25, 4)
     assert result.executed[:, :, 0].tolist() == [[0.25] * 4, [0.25, 0.5, 0, 0]]
     assert result.interventions.tolist() == [[False] * 4, [False, True, False, False]]
     assert result.rewards.tolist() == [[0.25] * 4, [0.25, 0.5, 0, 0]]  # the action is the reward: it was carried out
-    assert env.step(np.full((2, 1, 1), 0.25, np.float32)).rewards.tolist() == [[0.25], [0.25]]
+    assert act(env, 0.25).rewards.tolist() == [[0.25], [0.25]]
 
 
 class SevenNumbers(CountingEnv):
@@ -223,9 +252,8 @@ def test_a_continued_episode_remembers_the_gripper() -> None:
     env.reset()
     env.step(np.full((2, 1, 7), 0.75, np.float32))
     state = env.save()
-    assert state is not None
     fresh = SevenNumbers(EnvSettings(num_envs=2))
-    assert fresh.load(state)
+    assert fresh.load(known(state))
     assert fresh.hold_actions(np.array([1])).tolist() == [[0.0] * 6 + [0.75]]
     fresh.reset()
     assert fresh.hold_actions(np.array([1])).tolist() == [[0.0] * 6 + [-1.0]]
@@ -235,31 +263,41 @@ def test_joints_stand_still_until_the_next_chunk() -> None:
     env = arm(2, task="reach")
     env.intervention = Script(env, Takeover(np.array([True, False]), np.full((2, 7), 0.5, np.float32), {}))
     env.reset()
-    result = env.step(np.full((2, 3, 7), 0.25, np.float32))
-    assert result.executed is not None
-    assert result.executed[0, 1:].tolist() == [[0.0] * 7] * 2
+    assert act(env, 0.25, 3).executed[0, 1:].tolist() == [[0.0] * 7] * 2
+
+
+def test_a_takeover_may_be_lists() -> None:
+    env = counted(replace(takeover(1), rows=[False, True], actions=[[0.0], [0.5]]))
+    assert act(env).executed[:, 0, 0].tolist() == [0, 0.5]
 
 
 def test_an_intervention_is_clipped_and_must_be_finite() -> None:
-    env = CountingEnv(EnvSettings(num_envs=2))
-    env.intervention = Script(env, takeover(0, value=3.0), takeover(1, value=np.nan), takeover(0, value=np.nan))
-    env.reset()
-    assert env.step(np.zeros((2, 1, 1), np.float32)).rewards[:, 0].tolist() == [1, 0]
+    env = counted(takeover(0, value=3.0), takeover(1, value=np.nan), takeover(0, value=np.nan))
+    assert act(env).rewards[:, 0].tolist() == [1, 0]
     with pytest.raises(InterventionError, match="not finite"):
-        env.step(np.zeros((2, 1, 1), np.float32))
+        act(env)
+
+
+class Free(CountingEnv):
+    """Has no bound below."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return replace(super().spec, low=(None,), high=(1.0,))
+
+
+def test_an_intervention_without_bounds_is_executed_as_asked_for() -> None:
+    env = Free(EnvSettings(num_envs=2))
+    env.intervention = Script(env, takeover(0, value=-3.0))
+    env.reset(0)
+    assert known(env.step(np.zeros((2, 1, 1), np.float32)).executed).tolist() == [[[-3]], [[0]]]
 
 
 def test_a_judgement_ends_the_episode() -> None:
-    env = CountingEnv(EnvSettings(num_envs=2, options={"solved": 9}))
-    env.intervention = Script(env, takeover(r0="success", r1="failure"))
-    env.reset()
-    result = env.step(np.full((2, 1, 1), 0.25, np.float32))
+    result = act(counted(takeover(r0="success", r1="failure"), options={"solved": 9}), 0.25)
     assert result.rewards[:, 0].tolist() == [1.25, 0.25]
     assert result.terminations[:, 0].tolist() == [True, True]
-    assert result.episodes is not None
-    assert result.episodes.success_at_end is not None
     assert result.episodes.success_at_end.tolist() == [True, False]
-    assert result.interventions is not None
     assert not result.interventions.any()  # who judges does not act
 
 
@@ -277,20 +315,15 @@ def test_a_demonstration_tells_which_actions_were_whose() -> None:
 
 
 def test_only_human_actions_are_imitated_on_request() -> None:
-    zeros = np.zeros((4, 1), np.float32)
+    zeros, flags = np.zeros((4, 1), np.float32), np.array([False, True, True, False])
     whole = Demonstrations("set", 20, np.array([0, 4]), zeros, zeros, {}, ("do it",), np.zeros(4, np.int64))
     with pytest.raises(DatasetError, match="do not mark interventions"):
         imitated_rows(whole, only_interventions=True)
-    flags = np.array([False, True, True, False])
-    mixed = Demonstrations(
-        "set", 20, np.array([0, 4]), zeros, zeros, {}, ("do it",), np.zeros(4, np.int64), interventions=flags
-    )
+    mixed = replace(whole, interventions=flags)
     assert imitated_rows(mixed, only_interventions=False).tolist() == [0, 1, 2, 3]
     assert imitated_rows(mixed, only_interventions=True).tolist() == [1, 2]
-    none = mixed.chosen([0])
-    object.__setattr__(none, "interventions", ~flags & flags)
     with pytest.raises(DatasetError, match="contain no interventions"):
-        imitated_rows(none, only_interventions=True)
+        imitated_rows(replace(whole, interventions=flags & False), only_interventions=True)
 
 
 @pytest.mark.parametrize("task", ["reach", "pick"])
@@ -324,27 +357,24 @@ def test_a_source_that_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch
     env.intervention = open_source("scripted", env, {"probability": 1})
     env.reset()
     with pytest.raises(ConfigError, match="this task has none"):
-        env.step(np.zeros((1, 1, 1), np.float32))
+        act(env)
     monkeypatch.setattr("recipes.embodied.interventions.registry.missing_modules", list)
-    with pytest.raises(ConfigError, match="needs the package `evdev`"):
-        open_source("gamepad", env, {})
-    with pytest.raises(ConfigError, match="unknown intervention source `joystick`"):
-        open_source("joystick", env, {})
-    with pytest.raises(ConfigError, match="probability"):
-        open_source("scripted", env, {"probability": 2})
+    for source, options, words in (
+        ("gamepad", {}, "needs the package `evdev`"),
+        ("joystick", {}, "unknown intervention source `joystick`"),
+        ("scripted", {"probability": 2}, "probability"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            open_source(source, env, options)
 
 
 def test_discarded_episode_ends_and_does_not_count() -> None:
-    env = CountingEnv(EnvSettings(num_envs=2))
-    env.intervention = Script(env, None, takeover(0, p0="discard"))
-    env.reset()
-    env.step(np.zeros((2, 1, 1), np.float32))
-    result = env.step(np.zeros((2, 1, 1), np.float32))
-    assert result.failed is not None
+    env = counted(None, takeover(0, p0="discard"))
+    act(env)
+    result = act(env)
     assert result.failed.tolist() == [True, False]
     assert result.dones[:, 0].tolist() == [True, False]
     assert result.valid[:, 0].tolist() == [False, True]
-    assert result.episodes is not None
     assert len(result.episodes.env) == 0
     assert env.progress.episode.tolist() == [1, 0]  # the next one has begun
     assert not env.discarded.any()
@@ -361,10 +391,8 @@ def test_discarded_episode_is_not_collected_and_no_fault() -> None:
 
 
 def test_reward_key_adds_to_the_step_and_the_episode_goes_on() -> None:
-    env = CountingEnv(EnvSettings(num_envs=2))
-    env.intervention = Script(env, replace(takeover(), rewards={1: 1.0}))
-    env.reset()
-    result = env.step(np.full((2, 1, 1), 0.25, np.float32))
+    env = counted(replace(takeover(), rewards={1: 1.0}))
+    result = act(env, 0.25)
     assert result.rewards[:, 0].tolist() == [0.25, 1.25]
     assert not result.dones.any()
-    assert env.step(np.full((2, 1, 1), 0.25, np.float32)).rewards[:, 0].tolist() == [0.25, 0.25]
+    assert act(env, 0.25).rewards[:, 0].tolist() == [0.25, 0.25]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.demonstrations import flipped
+from recipes.demonstrations.demonstrations import Demonstrations, flipped
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.demonstrations.orientation import thumbnails
@@ -21,11 +21,11 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.learning.data_fit import check_fits
-from recipes.embodied.learning.imitation import ImitationData, shifted
+from recipes.embodied.learning.imitation import ImitationData, shifted, spec_of
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization
 from recipes.embodied.models.registry import make_model
-from tests.unit.recipes.demonstrations.scenes import scenes
+from tests.unit.recipes.demonstrations.test_pictures import scenes
 
 LENGTHS = (4, 3)
 
@@ -133,11 +133,16 @@ def test_actions_beyond_the_range_are_refused_or_clipped(write: Callable[..., De
     spec, config = EnvSpec(2, 1), write()
     with pytest.raises(DatasetError, match=r"row 2 .*number 0 of an action is 2; the environment takes -1 to 1"):
         ImitationData(config, spec, 1)
-    clipped = ImitationData(config.model_copy(update={"clip_actions": True}), spec, 1).demonstrations
+    (path,) = config.paths
+
+    def read(**keys: Any) -> Demonstrations:
+        source = {"path": path, **keys}
+        return ImitationData(DemonstrationsConfig.model_validate({"train_data_paths": source}), spec, 1).demonstrations
+
+    clipped = read(clip_actions=True)
     assert clipped.actions.max() == 1
     assert "clipped 5 numbers in 5 of 7 actions" in clipped.notes[-1]
-    scaled = ImitationData(config.model_copy(update={"action_scale": 1 / 12}), spec, 1).demonstrations
-    assert scaled.actions.max() == pytest.approx(1)
+    assert read(action_scale=1 / 12).actions.max() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("flips", [("none", "vertical"), ("rotate180", None), (None, "horizontal")])
@@ -151,10 +156,10 @@ def test_each_data_set_shows_its_first_pictures(flips: tuple[str | None, ...], t
                 action = np.zeros((2, 1), np.float32)
                 writer.add({"observation.images.front": pictures[begin : begin + 2], "action": action}, "task")
         sources.append({"path": str(tmp_path / str(number)), **({} if flip is None else {"flip": flip})})
-    config = DemonstrationsConfig.model_validate({"train_data_paths": sources, "flip": "vertical"})
+    config = DemonstrationsConfig.model_validate({"train_data_paths": sources})
     shown = ImitationData(config, None, 1).first_pictures()
     assert [item.where for item in shown] == [source["path"] for source in sources]
-    assert [item.flip for item in shown] == [flip or "vertical" for flip in flips]
+    assert [item.flip for item in shown] == [flip or "none" for flip in flips]
     for entry in shown:
         assert np.array_equal(entry.cameras["front"], thumbnails(flipped(pictures[[0, 2]], entry.flip)))
 
@@ -192,6 +197,7 @@ def shares(folder: Path, rows: dict[str, int], helped: dict[str, int], **keys: A
         sources.append({"path": path, "weight": weights[name]} if name in weights else path)
     config = DemonstrationsConfig.model_validate({"train_data_paths": sources, **keys})
     data, policy = ImitationData(config, None, 1), Shown()
+    assert len(data) == (2 * sum(helped.values()) if helped else len(data.demonstrations))
     torch.manual_seed(0)
     data.loss(cast("Any", policy), 20_000)
     return {name: policy.tasks.count(name) / 20_000 for name in rows}
@@ -224,49 +230,49 @@ def test_a_mixture_without_all_weights_is_refused(tmp_path: Path) -> None:
         shares(tmp_path, {"one": 4, "other": 4}, {}, weights={"one": 1})
 
 
+MAIN_AND_WRIST = EnvSpec(8, 7, cameras=dict.fromkeys(("main", "wrist"), (8, 8, 3)))
+
+
+def data_of(*cameras: str) -> DatasetShape:
+    return DatasetShape("set", 20, 7, False, 8, dict.fromkeys(cameras, (8, 8, 3)))
+
+
 @pytest.mark.parametrize(
-    ("names", "named"),
+    ("names", "main", "wrist"),
     [
-        (("agentview_rgb", "eye_in_hand_rgb"), {"main": "agentview_rgb", "wrist": "eye_in_hand_rgb"}),
-        (
-            ("robot0_eye_in_hand_image", "agentview_image"),
-            {"main": "agentview_image", "wrist": "robot0_eye_in_hand_image"},
-        ),
-        (("wrist", "agentview_rgb", "main"), {"main": "main", "wrist": "wrist"}),
+        (("agentview_rgb", "eye_in_hand_rgb"), "agentview_rgb", "eye_in_hand_rgb"),
+        (("robot0_eye_in_hand_image", "agentview_image"), "agentview_image", "robot0_eye_in_hand_image"),
+        (("wrist", "agentview_rgb", "main"), "main", "wrist"),
     ],
 )
-def test_cameras_of_simulators_are_known(names: tuple[str, ...], named: dict[str, str]) -> None:
-    shape = (8, 8, 3)
-    data = DatasetShape("set", 20, 7, False, 8, dict.fromkeys(names, shape))
-    spec = EnvSpec(8, 7, cameras={"main": shape, "wrist": shape})
-    assert check_fits(data, spec, {}) == named
+def test_cameras_of_simulators_are_known(names: tuple[str, ...], main: str, wrist: str) -> None:
+    assert check_fits(data_of(*names), MAIN_AND_WRIST, {}) == {"main": main, "wrist": wrist}
 
 
 @pytest.mark.parametrize(
     "names", [("agentview_rgb", "agentview_image", "wrist"), ("image", "image2"), ("top", "wrist")]
 )
 def test_cameras_that_could_be_others_are_refused(names: tuple[str, ...]) -> None:
-    shape = (8, 8, 3)
-    data = DatasetShape("set", 20, 7, False, 8, dict.fromkeys(names, shape))
-    spec = EnvSpec(8, 7, cameras={"main": shape, "wrist": shape})
     with pytest.raises(DatasetError, match="has no camera `main`"):
-        check_fits(data, spec, {})
-    first, second = names[0], names[-1]
-    assert check_fits(data, spec, {"main": first, "wrist": second}) == {"main": first, "wrist": second}
+        check_fits(data_of(*names), MAIN_AND_WRIST, {})
+    chosen = {"main": names[0], "wrist": names[-1]}
+    assert check_fits(data_of(*names), MAIN_AND_WRIST, chosen) == chosen
 
 
 @pytest.mark.parametrize(("scale", "first"), [(0.1, [1.0, -0.5]), ((0.1, -0.2), [1.0, 1.0])])
 def test_units_are_those_of_the_environment(scale: Any, first: list[float], tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "set", 10, {"action": Feature("float32", (2,))}) as writer:
         writer.add({"action": np.array([[10, -5], [0, 0]], np.float32)}, "degrees")
-    keys = {"train_data_paths": str(tmp_path / "set")}
+
+    def read(**keys: Any) -> ImitationData:
+        source = {"path": str(tmp_path / "set"), **keys}
+        return ImitationData(DemonstrationsConfig.model_validate({"train_data_paths": source}), EnvSpec(0, 2), 1)
+
     with pytest.raises(DatasetError, match="number 0 of an action is 10"):
-        ImitationData(DemonstrationsConfig.model_validate(keys), EnvSpec(0, 2), 1)
-    scaled = DemonstrationsConfig.model_validate({**keys, "action_scale": scale})
-    assert np.allclose(ImitationData(scaled, EnvSpec(0, 2), 1).demonstrations.actions[0], first)
-    wrong = DemonstrationsConfig.model_validate({**keys, "action_scale": (1, 2, 3)})
+        read()
+    assert np.allclose(read(action_scale=scale).demonstrations.actions[0], first)
     with pytest.raises(DatasetError, match="an action has 2 numbers"):
-        ImitationData(wrong, EnvSpec(0, 2), 1)
+        read(action_scale=(1, 2, 3))
 
 
 def test_windows_reach_back_to_their_episodes_start(write: Callable[..., DemonstrationsConfig]) -> None:
@@ -279,3 +285,11 @@ def test_windows_reach_back_to_their_episodes_start(write: Callable[..., Demonst
     assert np.array_equal(observations["past.states"], states[[[0, 0], [4, 4], [4, 5]]])
     assert observations["past.images.front"].shape == (3, 2, 8, 8, 3)
     assert np.array_equal(observations["states"], states[[1, 4, 6]])
+
+
+@pytest.mark.parametrize("actions", [[[0, 1]], [[-1]]])
+def test_integers_that_are_no_choice_are_refused(actions: list[list[int]]) -> None:
+    rows = np.zeros(1, np.int64)
+    data = Demonstrations("set", 10, np.array([0, 1]), np.array(actions), None, {}, ("go",), rows)
+    with pytest.raises(DatasetError, match=r"an action is \d integers.*; a discrete action is one integer from 0"):
+        spec_of(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,13 +24,14 @@ from recipes.training.updater import Figures, UntrainedError
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings
 from rlinf_core.job.load import load_job
+from tests.known import known
 
 SAMPLES, STATES, ACTIONS = 24, 5, 3
 
 
 def made(*overrides: str, strategy: type[ParallelStrategy] = ParallelStrategy) -> tuple[Learner, nn.Module]:
     """Return a learner on one rank, and its policy."""
-    job = load_job("laptop", ("actor.model.hidden_dim=8", *overrides), environ={})
+    job = load_job("embodied/pick-laptop", ("actor.model.hidden_dim=8", *overrides), environ={})
     job.raise_if_bad()
     config = cast("EmbodiedConfig", job.config)
     torch.manual_seed(0)
@@ -41,11 +42,9 @@ def made(*overrides: str, strategy: type[ParallelStrategy] = ParallelStrategy) -
     ), policy
 
 
-class OfTwo(ParallelStrategy):
-    """One of two ranks; the losses of the other are not finite."""
-
-    def reduce_sum(self, value: Tensor) -> Tensor:
-        return value + torch.tensor([0.0, 1.0]) if value.shape == (2,) else value * 2
+def one_of_two(summed: Callable[[Tensor], Tensor]) -> type[ParallelStrategy]:
+    """Return the strategy of one of two ranks, by what becomes of its numbers in a sum."""
+    return type("OneOfTwo", (ParallelStrategy,), {"reduce_sum": lambda self, value: summed(value)})
 
 
 def root_of_zero(inputs: LossInputs, settings: LossSettings) -> Loss:
@@ -58,13 +57,11 @@ def without_values(inputs: LossInputs, settings: LossSettings) -> Loss:
 
 
 def values_alone(inputs: LossInputs, settings: LossSettings) -> Loss:
-    assert inputs.values is not None
-    return Loss(inputs.values.square().mean(), {})
+    return Loss(known(inputs.values).square().mean(), {})
 
 
 def with_detached_values(inputs: LossInputs, settings: LossSettings) -> Loss:
-    assert inputs.values is not None
-    return Loss(-(inputs.logprobs * inputs.advantages).mean() + inputs.values.detach().mean(), {})
+    return Loss(-(inputs.logprobs * inputs.advantages).mean() + known(inputs.values).detach().mean(), {})
 
 
 class Forgetful(MlpPolicy):
@@ -77,6 +74,14 @@ class Forgetful(MlpPolicy):
 
 class OwnPolicy(MlpPolicy):
     """A policy of a user's."""
+
+
+class Renamed(MlpPolicy):
+    """A policy of a user's, whose value head has another name."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.judge, self.critic = self.critic, None
 
 
 class Dropping(MlpPolicy):
@@ -106,13 +111,22 @@ def batch(*, masked: bool) -> Samples:
     return Samples({"states": numbers(SAMPLES, STATES)}, tensors, (1, ACTIONS))
 
 
+def weights_of(policy: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+
+
+def changed(policy: nn.Module, before: dict[str, Tensor]) -> set[str]:
+    return {name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])}
+
+
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) -> None:
+@pytest.mark.parametrize(("size", "count"), [(SAMPLES // 3, 3), (7, 4)], ids=["equal parts", "unequal parts"])
+def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool, size: int, count: int) -> None:
     (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
     output, figures = Figures(), Figures()
     one.update(batch(masked=masked), SAMPLES, 1, output)
-    parted.update(batch(masked=masked), SAMPLES // 3, 1, figures)
-    assert (len(output.parts), len(figures.parts)) == (1, 3)
+    parted.update(batch(masked=masked), size, 1, figures)
+    assert (len(output.parts), len(figures.parts)) == (1, count)
     means, wanted = figures.means(), output.means()
     names = "actor/policy_loss", "actor/entropy", "actor/approx_kl", "actor/clip_fraction", "actor/ratio"
     for name in (*names, "actor/grad_norm", "critic/value_loss", "critic/value_clip_fraction"):
@@ -121,36 +135,8 @@ def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) ->
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_parts_of_unequal_size_are_the_batch_as_well(masked: bool) -> None:
-    (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
-    output, figures = Figures(), Figures()
-    one.update(batch(masked=masked), SAMPLES, 1, output)
-    parted.update(batch(masked=masked), 7, 1, figures)
-    assert len(figures.parts) == 4
-    assert figures.means()["actor/policy_loss"] == pytest.approx(
-        output.means()["actor/policy_loss"], rel=1e-5, abs=1e-6
-    )
-    for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
-
-
-class Tripled(ParallelStrategy):
-    """One of two ranks; the other has twice as much."""
-
-    def reduce_sum(self, value: Tensor) -> Tensor:
-        return value * 3
-
-
-class TenMore(ParallelStrategy):
-    """One of two ranks; ten samples count on the other."""
-
-    def reduce_sum(self, value: Tensor) -> Tensor:
-        return value + 10
-
-
 def test_padding_only_rank_adds_nothing_to_denominators() -> None:
-    learner, _ = made(strategy=TenMore)
+    learner, _ = made(strategy=one_of_two(lambda value: value + 10))
     samples = batch(masked=True)
     for name in ("mask", "value_mask"):
         samples.tensors[name][:] = False
@@ -160,22 +146,26 @@ def test_padding_only_rank_adds_nothing_to_denominators() -> None:
 
 
 def test_the_value_head_warms_up_alone() -> None:
-    learner, policy = made("algorithm.critic_warmup_steps=2", "actor.optim.weight_decay=0.1")
-    before = {name: weight.clone() for name, weight in policy.named_parameters()}
-
-    def changed() -> set[str]:
-        return {name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])}
-
+    learner, policy = made("algorithm.options.critic_warmup_steps=2", "actor.optim.weight_decay=0.1")
+    before = weights_of(policy)
     for step in (1, 2):
         learner.update(batch(masked=False), SAMPLES, step, Figures())
-    assert changed() == {name for name in before if name.startswith("critic.")}
+    assert changed(policy, before) == {name for name in before if name.startswith("critic.")}
     learner.update(batch(masked=False), SAMPLES, 3, Figures())
-    assert changed() == set(before)
+    assert changed(policy, before) == set(before)
+
+
+@pytest.mark.parametrize("key", ["actor.optim.value_lr=0.1", "algorithm.options.critic_warmup_steps=2"])
+def test_a_value_head_is_known_by_its_name(key: str) -> None:
+    made(f"actor.model.model_type={__name__}:OwnPolicy", key)
+    with pytest.raises(ConfigError, match=f"`{key.partition('=')[0]}` is set, and no trained weight") as caught:
+        made(f"actor.model.model_type={__name__}:Renamed", key)
+    assert "`self.critic`" in (caught.value.help or "")
 
 
 def test_passes_end_above_the_target_divergence() -> None:
     """A run without a target tells the divergence of the last batch of each pass; one with a target stops there."""
-    overrides = ("algorithm.update_epoch=6", "algorithm.normalize_advantages=false", "actor.optim.lr=0.01")
+    overrides = ("algorithm.update_epoch=6", "algorithm.options.normalize_advantages=false", "actor.optim.lr=0.01")
     samples = batch(masked=False)
     learner, _ = made(*overrides)
     torch.manual_seed(3)
@@ -194,7 +184,7 @@ def test_passes_end_above_the_target_divergence() -> None:
 
 def test_ranks_agree_on_the_divergence() -> None:
     """The mean over two ranks, of which the other one has twice as much."""
-    learner, _ = made(strategy=Tripled)
+    learner, _ = made(strategy=one_of_two(lambda value: value * 3))
     assert learner._divergence([{"actor/approx_kl": 0.2}, {"actor/approx_kl": 0.4}]) == pytest.approx(0.45)
     assert learner._divergence([]) == 0
     with pytest.raises(ConfigError, match="needs a divergence"):
@@ -207,11 +197,7 @@ HERE = "tests.unit.recipes.embodied.learning.test_learner"
 @pytest.mark.parametrize(
     ("overrides", "name", "why"),
     [
-        (
-            [f"algorithm.loss_type={HERE}:without_values"],
-            "critic.0.0.bias",
-            "`adv_type: gae` takes advantages from values",
-        ),
+        ([f"algorithm.loss_type={HERE}:without_values"], "critic.0.0.bias", "`adv_type: gae` takes advantages"),
         ([f"algorithm.loss_type={HERE}:with_detached_values"], "critic.0.0.bias", "does not train them"),
         ([f"algorithm.loss_type={HERE}:values_alone"], "actor.0.bias", "log-probabilities depend on it"),
         ([f"actor.model.model_type={HERE}:Forgetful"], "forgotten.bias", "neither actions nor values"),
@@ -226,18 +212,13 @@ def test_a_tensor_that_the_loss_leaves_out_ends_the_first_step(overrides: list[s
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        ["algorithm.critic_warmup_steps=3"],
-        ["algorithm.normalize_observations=true"],
-    ],
+    "overrides", [[], ["algorithm.options.critic_warmup_steps=3"], ["algorithm.normalize_observations=true"]]
 )
 def test_what_waits_for_its_turn_or_is_not_needed_ends_nothing(overrides: list[str]) -> None:
     learner, policy = made(*overrides)
-    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    before = weights_of(policy)
     learner.learn(batch(masked=True), SAMPLES, SAMPLES // 2, 1)
-    assert any(not torch.equal(weight, before[name]) for name, weight in policy.named_parameters())
+    assert changed(policy, before)
 
 
 def test_values_that_no_advantage_needs_may_stay_untrained() -> None:
@@ -256,9 +237,9 @@ def test_the_algorithm_of_the_page_trains_values(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "page_of_algorithms.py").write_text(re.sub(r"^@register_.*\n", "", code, flags=re.MULTILINE))
     monkeypatch.syspath_prepend(str(tmp_path))
     learner, policy = made("algorithm.loss_type=page_of_algorithms:clipped_weights")
-    before = {name: weight.clone() for name, weight in policy.named_parameters()}
+    before = weights_of(policy)
     figures = learner.learn(batch(masked=True), SAMPLES, SAMPLES, 1)
-    assert {name for name, weight in policy.named_parameters() if torch.equal(weight, before[name])} == set()
+    assert changed(policy, before) == set(before)
     assert {"actor/clip_fraction", "critic/value_loss"} <= figures.means().keys()
 
 
@@ -269,30 +250,23 @@ class TestValuesThatAreNotFinite:
         samples.tensors["advantages"][3] = float("nan")
         return samples
 
-    @pytest.fixture
-    def threads(self) -> Iterator[None]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(before)
-
     def test_a_loss_ends_the_run_before_it_changes_a_weight(self, poisoned: Samples) -> None:
         learner, policy = made()
-        before = [weight.clone() for weight in policy.parameters()]
+        before = weights_of(policy)
         with pytest.raises(NonFiniteError, match="policy_loss") as raised:
             learner.update(poisoned, SAMPLES, 7, Figures())
         assert raised.value.tensor == "train/actor/policy_loss"
         assert raised.value.where == "step 7"
         assert "actor.optim.lr" in str(raised.value.help)
-        assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+        assert not changed(policy, before)
 
     def test_a_gradient_is_named_by_its_weight(self) -> None:
-        learner, _ = made("algorithm.loss_type=tests.unit.recipes.embodied.learning.test_learner:root_of_zero")
+        learner, _ = made(f"algorithm.loss_type={HERE}:root_of_zero")
         with pytest.raises(NonFiniteError) as raised:
             learner.update(batch(masked=False), SAMPLES, 7, Figures())
         assert raised.value.tensor == "gradient of actor.0.weight"
 
-    def test_skip_leaves_the_update_out_and_counts_it(self, poisoned: Samples, threads: None) -> None:
+    def test_skip_leaves_the_update_out_and_counts_it(self, poisoned: Samples) -> None:
         learner, policy = made("runner.on_nonfinite=skip")
         other, untouched = made("runner.on_nonfinite=skip")
         figures = Figures()
@@ -301,21 +275,26 @@ class TestValuesThatAreNotFinite:
         learner.update(batch(masked=False), SAMPLES, 7, figures)
         other.update(batch(masked=False), SAMPLES, 7, Figures())
         assert (figures.skipped, len(figures.parts)) == (1, 1)
-        assert all(torch.equal(*pair) for pair in zip(policy.parameters(), untouched.parameters(), strict=True))
+        assert not changed(policy, weights_of(untouched))
 
     def test_ranks_agree_where_the_loss_of_one_is_not_finite(self) -> None:
-        learner, policy = made(strategy=OfTwo)
-        before = [weight.clone() for weight in policy.parameters()]
+        other = torch.tensor([0.0, 1.0])  # its losses are not finite
+        learner, policy = made(strategy=one_of_two(lambda value: value + other if value.shape == (2,) else value * 2))
+        before = weights_of(policy)
         with pytest.raises(NonFiniteError) as raised:
             learner.update(batch(masked=False), SAMPLES, 7, Figures())
         assert (raised.value.tensor, raised.value.where) == ("loss", "step 7, rank 1 of the actor")
-        assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+        assert not changed(policy, before)
 
     def test_samples_are_refused_by_name_before_anything_is_learned(self, poisoned: Samples) -> None:
         learner, _ = made()
         with pytest.raises(NonFiniteError, match="advantages") as raised:
             learner.check_samples(poisoned, 3)
         assert raised.value.where == "step 3"
+        own, _ = made("algorithm.adv_type=rlinf_core.algorithms.advantages:gae")
+        with pytest.raises(NonFiniteError, match="advantages") as raised:
+            own.check_samples(poisoned, 3)
+        assert "advantages:gae` returns it" in (raised.value.help or "")
         poisoned.tensors["advantages"][3] = 0
         poisoned.inputs["states"][0, 1] = float("inf")
         with pytest.raises(NonFiniteError, match="observation states"):
@@ -346,5 +325,4 @@ def test_a_policy_of_ones_own_trains_by_what_it_drew(kind: str | None, differs: 
     if differs is None:
         assert learner.drawn_gap is None
     else:
-        assert learner.drawn_gap is not None
-        assert (learner.drawn_gap > 1e-3) is differs
+        assert (known(learner.drawn_gap) > 1e-3) is differs

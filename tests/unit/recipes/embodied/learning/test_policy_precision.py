@@ -1,8 +1,9 @@
-"""Precision of policies: actors train float32 weights whatever layers compute in, and rollout workers get theirs."""
+"""Passes of policies: the precision of weights and layers, compilation, and that the single-process loop learns."""
 
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,15 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.config import EmbodiedActorConfig
+from benchmarks.baselines.single_process_ppo import Outcome, arguments, run
+from recipes.embodied.config import EmbodiedActorConfig, EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.envs.registry import make_env
 from recipes.embodied.learning.policy_precision import acting_types, computing
-from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.workers.actor_base import compile_training, missing_compiler
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.state.training_state import TrainingState
 from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, piece_messages
+from rlinf_core import ConfigError
+from tests.known import known
 
 CPU = torch.device("cpu")
 STATES = EnvSpec(state_size=6, action_size=4)
@@ -89,9 +95,7 @@ class TestActingTypes:
     @pytest.mark.parametrize("precision", ["fp32", "bf16"])
     def test_buffers_of_both_sides_fit(self, precision: str) -> None:
         config = actor(precision)
-        theirs = FlatWeights.adopt(
-            policy_of(config).to(getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[precision]))
-        )
+        theirs = FlatWeights.adopt(policy_of(config).to({"fp32": torch.float32, "bf16": torch.bfloat16}[precision]))
         mine = trained(policy_of(config), config, 1e-3)
         arrive(mine, theirs)
         for name, weight in mine.policy.state_dict().items():
@@ -154,3 +158,77 @@ def test_policies_of_pictures_are_trained_in_fp32(model_type: str) -> None:
     state = trained(policy, config, 1e-4)
     assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
     arrive(state, theirs)
+
+
+HOST = torch.device("cpu")
+
+
+def policy_and_samples() -> tuple[BasePolicy, Inputs, Tensor]:
+    """Return a policy, and observations and actions of 16 environments."""
+    torch.manual_seed(0)
+    env = make_env("franka_kin", EnvSettings(num_envs=16, task="reach"))
+    policy = make_model(EmbodiedModelConfig(hidden_dim=16), env.spec)
+    inputs = policy.prepare(env.reset())
+    return policy, inputs, policy.act(inputs).actions
+
+
+def gradients(policy: BasePolicy, inputs: Inputs, actions: Tensor) -> dict[str, Tensor]:
+    policy.zero_grad()
+    result = policy(inputs, actions)
+    assert result.values is not None
+    (result.logprobs.mean() + result.values.mean() + policy.imitation_losses(inputs, actions).mean() ** 2).backward()
+    return {name: weight.grad.clone() for name, weight in policy.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(missing_compiler(HOST) is not None, reason="there is no C++ compiler")
+def test_compiled_passes_have_the_same_gradients() -> None:
+    policy, inputs, actions = policy_and_samples()
+    expected, names = gradients(policy, inputs, actions), list(policy.state_dict())
+    compile_training(policy, ("imitation_losses",), HOST)
+    torch.testing.assert_close(gradients(policy, inputs, actions), expected)
+    # The last micro batch of a share may be smaller.
+    fewer = {name: item[:5] for name, item in inputs.items()}
+    assert gradients(policy, fewer, actions[:5]).keys() == expected.keys()
+    assert list(policy.state_dict()) == names
+
+
+def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _, _ = policy_and_samples()
+    monkeypatch.setenv("CXX", "nosuch++")
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler \(nosuch\+\+\)") as raised:
+        compile_training(policy, (), HOST)
+    assert "apt install g++" in (raised.value.help or "")
+
+
+def test_a_gpu_needs_triton_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("recipes.embodied.workers.actor_base.find_spec", lambda name: None)
+    assert missing_compiler(HOST) is None
+    missing = missing_compiler(torch.device("cuda"))
+    assert "triton" in known(missing)[0]
+
+
+def train(seed: int, **options: Any) -> Outcome:
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return run(arguments([*words, "--stop"]), seed)
+
+
+def test_ppo_learns_to_reach() -> None:
+    result = train(0, task="reach", steps=30, every=5, eval_envs=64)
+    assert result.reached is not None
+    assert result.success >= 0.9
+
+
+def test_a_run_is_the_same_again() -> None:
+    first, again = (train(3, task="reach", steps=2, every=1, target_return=99) for _ in range(2))
+    assert first.mean_return == again.mean_return
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"adv_type": "grpo", "lr": 3e-4}], ids=["ppo", "grpo"])
+def test_picking_is_learned(seed: int, options: dict[str, Any]) -> None:
+    result = train(seed, steps=300, **options)
+    assert result.reached is not None

@@ -1,26 +1,33 @@
-"""Policies: what is drawn is what is evaluated; and a vision-language-action model fits the interface."""
+"""Policies of small networks, and of one's own: what is drawn is what is evaluated, and what is refused."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import image_key
-from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.learning.policy_precision import checked_evaluation, checked_output, checked_values
+from recipes.embodied.loop.env_messages import CHUNKS
+from recipes.embodied.loop.routing import Share
+from recipes.embodied.models.base_policy import PolicyOutput
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model, register_model
 from recipes.embodied.models.small.feature_policy import FeaturePolicy
-from rlinf_core.errors import ConfigError
+from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
+from rlinf_core import ConfigError
+from rlinf_core.job.load import load_job
 
 STATES = EnvSpec(state_size=5, action_size=3)
 CHOICES = EnvSpec(state_size=5, action_size=1, num_choices=4)
@@ -42,21 +49,83 @@ def observe(spec: EnvSpec, count: int = 6) -> Observation:
     return result
 
 
-class Wide(FeaturePolicy):
+WIDTH = 8
+
+
+class Own(FeaturePolicy):
     """A policy of a user's own: features, for which heads are supplied."""
 
-    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
-        super().__init__(config, spec, width=8)
-        self.trunk = nn.Sequential(nn.Linear(spec.state_size, 8), nn.SiLU())
+    def __init__(self, config: Any, spec: EnvSpec) -> None:
+        super().__init__(config, spec, width=WIDTH)
+        self.trunk: Any = nn.Sequential(nn.Linear(spec.state_size, WIDTH), nn.SiLU())
+        self.spoil()
 
-    def features(self, inputs: Inputs) -> Tensor:
+    def spoil(self) -> None:
+        """Make a mistake."""
+
+    def features(self, inputs: Any) -> Tensor:
         return self.trunk(inputs["states"])
 
 
-OWN = f"{__name__}:Wide"
+@pytest.mark.parametrize(
+    ("reshape", "said"), [(lambda rows: rows.repeat(1, 2), r"\[6, 16\]"), (lambda rows: rows[:, None], r"\[6, 1, 8\]")]
+)
+def test_features_of_another_shape_are_refused(
+    reshape: Callable[[Tensor], Tensor], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_model(config(model_type=f"{__name__}:Own"), STATES)
+    right = policy.features
+    monkeypatch.setattr(policy, "features", lambda inputs: reshape(right(inputs)))
+    inputs = policy.prepare(observe(STATES))
+    for call in (policy.act, policy.values, lambda inputs: policy(inputs, None)):
+        with pytest.raises(ConfigError, match=f"`features` of `Own` returned a tensor {said}"):
+            call(inputs)
+
+
+def test_outputs_of_another_type_are_refused() -> None:
+    policy: Any = make_model(config(model_type=f"{__name__}:Own"), STATES)
+    for check, kind in ((checked_output, "PolicyOutput"), (checked_evaluation, "ActionEval")):
+        with pytest.raises(ConfigError, match="of `Own` returned a `tuple`") as caught:
+            check((torch.zeros(6, 1, 3), None, None), policy, 6, 1)  # type: ignore[arg-type]
+        assert kind in (caught.value.help or "")
+
+
+@pytest.mark.parametrize("missing", ["logprobs", "values"])
+def test_what_the_loss_needs_is_drawn(missing: str) -> None:
+    job = load_job("embodied/pick-laptop", (), environ={})
+    worker: Any = object.__new__(MultiStepRolloutWorker)
+    worker._config = job.config
+    output = PolicyOutput(torch.zeros(6, 1, 2), torch.zeros(6, 1, 2), torch.zeros(6, 1))
+    worker._policy = SimpleNamespace(act=lambda inputs: replace(output, **{missing: None}))
+    with pytest.raises(ConfigError, match=f"`act` of `SimpleNamespace` returned no `{missing}`"):
+        worker._act({"states": torch.zeros(6, 2)})
+
+
+def test_no_graph_of_what_is_drawn_is_kept() -> None:
+    policy: Any = make_model(config(model_type=f"{__name__}:Own"), STATES)
+    drawn = type(policy).act.__wrapped__  # as by a policy that leaves out `torch.no_grad`
+    policy.act = lambda inputs, **named: drawn(policy, inputs, **named)
+    names = ("_act", "_add_outcome", "_finals", "_last_values", "_values", "worker_timer")
+    worker: Any = SimpleNamespace(policy=policy, _rank=0, _version=0, torch_device=torch.device("cpu"))
+    worker._config = load_job("embodied/pick-laptop", (), environ={}).config
+    vars(worker).update({name: partial(getattr(MultiStepRolloutWorker, name), worker) for name in names})
+    outcome = {name: np.zeros((6, 1), np.bool_) for name in ("terminations", "truncations", "valid")}
+    message = {
+        "observations": observe(STATES),
+        CHUNKS: np.full(6, 2),
+        "rewards": np.zeros((6, 1), np.float32),
+    } | outcome
+    sent: list[Any] = []
+    worker._receive, worker._answer = lambda peers: message, lambda peers, actions: sent.append(actions)
+    routes: Any = SimpleNamespace(stages=1, of_rollout=lambda rank, stage: (Share(0, 0, 6),))
+    (chunks,) = MultiStepRolloutWorker._pass(worker, routes, training=True).values()
+    assert len(sent) == 2
+    assert not any(tensor.requires_grad for tensor in chunks.steps.values())
+
+
 CASES = [
-    (OWN, STATES),
-    (OWN, CHOICES),
+    (f"{__name__}:Own", STATES),
+    (f"{__name__}:Own", CHOICES),
     ("mlp_policy", STATES),
     ("mlp_policy", CHOICES),
     ("cnn_policy", IMAGES),
@@ -192,98 +261,6 @@ def test_what_does_not_fit_is_refused(name: str, spec: EnvSpec, message: str) ->
         make_model(config(model_type=name), spec)
 
 
-class Backbone(nn.Module):
-    """In the shape of a causal language model with images: it takes ids and pixels, and gives logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(300, 8)
-        self.vision = nn.Linear(3, 8)
-        self.lm_head = nn.Linear(8, 300)
-
-    def forward(self, input_ids: Tensor, pixel_values: Tensor) -> Tensor:
-        seen = self.vision(pixel_values.mean(dim=(1, 2)))[:, None]
-        return self.lm_head(self.embedding(input_ids).cumsum(dim=1) + seen)
-
-
-@register_model("test_tiny_vla")
-class TinyVla(BasePolicy):
-    """Spells each number of an action as one of 256 tokens, one token after another, in chunks."""
-
-    FIRST, BINS = 44, 256
-
-    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
-        super().__init__()
-        self.shape = (config.num_action_chunks, spec.action_size)
-        self.model = Backbone()
-
-    def prepare(self, observations: Observation) -> Inputs:
-        ids = torch.tensor([[len(word) for word in text.split()] for text in observations["instructions"]])
-        return {"input_ids": ids, "pixel_values": torch.from_numpy(observations[image_key()]) / 255}
-
-    @torch.no_grad()
-    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        ids, drawn = inputs["input_ids"], []
-        for _ in range(self.shape[0] * self.shape[1]):
-            probabilities = self._logprobs(ids, inputs["pixel_values"])[:, -1].exp()
-            token = torch.multinomial(probabilities, 1, generator=generator)
-            if greedy:
-                token = probabilities.argmax(dim=-1, keepdim=True)
-            drawn.append(token)
-            ids = torch.cat((ids, token + self.FIRST), dim=1)
-        actions = torch.cat(drawn, dim=1).view(-1, *self.shape)
-        return PolicyOutput(actions, self(inputs, actions).logprobs, None)
-
-    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        tokens = actions.flatten(start_dim=1)
-        ids = torch.cat((inputs["input_ids"], tokens[:, :-1] + self.FIRST), dim=1)
-        logprobs = self._logprobs(ids, inputs["pixel_values"])[:, -tokens.shape[1] :]
-        entropy = -(logprobs.exp() * logprobs).sum(dim=-1).view(-1, *self.shape)
-        return ActionEval(logprobs.gather(-1, tokens[..., None]).view(-1, *self.shape), entropy, None)
-
-    def values(self, inputs: Inputs) -> Tensor:
-        raise ValueError("no value head")
-
-    def to_env(self, actions: Tensor) -> NDArray[Any]:
-        return (actions.float() / (self.BINS - 1) * 2 - 1).numpy()
-
-    def _logprobs(self, ids: Tensor, pixels: Tensor) -> Tensor:
-        logits = self.model(input_ids=ids, pixel_values=pixels)
-        return logits[..., self.FIRST : self.FIRST + self.BINS].log_softmax(dim=-1)
-
-
-def test_a_vision_language_action_model_fits() -> None:
-    """Tokens are drawn one by one, evaluated in one pass, learned from, and become actions of the environment."""
-    from recipes.embodied.learning.trajectory import sum_to_level
-    from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
-    from rlinf_core.algorithms.options import get_policy_loss
-
-    torch.manual_seed(0)
-    policy = make_model(config(num_action_chunks=2).model_copy(update={"model_type": "test_tiny_vla"}), BLIND)
-    inputs = policy.prepare(observe(BLIND))
-    output = policy.act(inputs)
-    sent = policy.to_env(output.actions)
-    assert sent.shape == (6, 2, 3)
-    assert np.abs(sent).max() <= 1
-    before = copy.deepcopy(policy.state_dict())
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
-    evaluated = policy(inputs, output.actions)
-    torch.testing.assert_close(evaluated.logprobs, output.logprobs)
-    loss = get_policy_loss("actor")(
-        LossInputs(
-            logprobs=sum_to_level(evaluated.logprobs, "token_level"),
-            old_logprobs=output.logprobs,
-            advantages=torch.ones(6),
-            entropy=evaluated.entropy,
-        ),
-        LossSettings(entropy_bonus=0.01),
-    )
-    loss.loss.backward()
-    optimizer.step()
-    assert policy(inputs, output.actions).logprobs.sum() > output.logprobs.sum()
-    assert any(not torch.equal(before[name], weight) for name, weight in policy.state_dict().items())
-
-
 @pytest.mark.parametrize("noise", [None, 0.1])
 @pytest.mark.parametrize("spec", [STATES, IMAGES])
 def test_squashed_actions_stay_in_bounds_with_their_logprobs(noise: float | None, spec: EnvSpec) -> None:
@@ -335,3 +312,86 @@ def test_folder_with_weights_that_are_not_finite_is_refused(tmp_path: Path) -> N
     save_policy(policy, model, STATES, tmp_path)
     with pytest.raises(ConfigError, match="no finite numbers"):
         make_model(loaded, STATES)
+
+
+class Lazy(Own):
+    def spoil(self) -> None:
+        self.trunk = nn.Sequential(nn.LazyLinear(WIDTH), nn.Tanh())
+
+
+class Listed(Own):
+    def spoil(self) -> None:
+        self.layers = [nn.Linear(WIDTH, WIDTH)]
+
+
+class ByName(Own):
+    def spoil(self) -> None:
+        self.trunk.scales = {"all": nn.Parameter(torch.ones(WIDTH))}
+
+
+class Plain(Own):
+    def spoil(self) -> None:
+        self.scale = torch.ones(WIDTH, requires_grad=True)
+
+
+class Sound(Own):
+    """One that hides a frozen teacher from torch, lists layers that torch knows, and computes a weight from others."""
+
+    def spoil(self) -> None:
+        self.teacher = [nn.Linear(WIDTH, WIDTH).requires_grad_(False)]
+        self.first = [self.trunk[0]]
+        self.mean = torch.zeros(4)
+        self.scaled = 2 * self.trunk[0].weight
+
+
+class Summed(Own):
+    """One whose features are those of all observations together."""
+
+    def features(self, inputs: Any) -> Tensor:
+        return super().features(inputs).sum(0, keepdim=True)
+
+
+def own(class_: type[Own]) -> Any:
+    return make_model(config(model_type=f"{__name__}:{class_.__name__}"), EnvSpec(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("class_", "message"),
+    [
+        (Lazy, "`trunk.0.weight` of `Lazy` has no size yet"),
+        (Listed, "`layers` of `Listed` is a list of layers or weights"),
+        (ByName, "`trunk.scales` of `ByName` is a dict of layers or weights"),
+        (Plain, "`scale` of `Plain` is a tensor with a gradient, and no parameter"),
+    ],
+)
+def test_weights_that_torch_does_not_count_are_refused(class_: type[Own], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        own(class_)
+
+
+def test_a_policy_is_registered_by_a_name() -> None:
+    register_model("test_own")(Own)
+    assert isinstance(make_model(config().model_copy(update={"model_type": "test_own"}), STATES), Own)
+
+
+def test_what_is_hidden_on_purpose_is_no_mistake() -> None:
+    assert own(Sound).teacher
+
+
+def test_outputs_of_other_shapes_are_refused() -> None:
+    inputs = {"states": torch.randn(5, 4)}
+    sound, wrong = own(Own), own(Summed)
+    output = checked_output(sound.act(inputs), sound, 5, 1)
+    assert checked_evaluation(sound(inputs, output.actions), sound, 5, 1).entropy.shape == (5, 1, 2)
+    with pytest.raises(ConfigError, match=r"`act` of `Summed` returned `actions` of shape \[1, 1, 2\]"):
+        checked_output(wrong.act(inputs), wrong, 5, 1)
+    evaluated = sound(inputs, output.actions)
+    for name, tensor in (("logprobs", evaluated.logprobs[:, 0]), ("entropy", evaluated.entropy[0])):
+        fields = {"logprobs": evaluated.logprobs, "entropy": evaluated.entropy, "values": None, name: tensor}
+        with pytest.raises(ConfigError, match=rf"`forward` of `Own` returned `{name}` of shape"):
+            checked_evaluation(type(evaluated)(**fields), sound, 5, 1)
+    values = type(evaluated)(evaluated.logprobs, evaluated.entropy, torch.zeros(5))
+    with pytest.raises(ConfigError, match=r"`values` of `Own` returned `values` of shape \[5\]"):
+        checked_values(torch.zeros(5), "values", sound, 5, 1)
+    with pytest.raises(ConfigError, match=r"`forward` of `Own` returned `values` of shape \[5\]"):
+        checked_evaluation(values, sound, 5, 1)

@@ -1,4 +1,4 @@
-"""What every policy by flow matching or tokens has to do, whatever its network is: a case for each."""
+"""What every policy by flow matching or tokens has to do, whatever its network is, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.vision_language import built_tokenizer
 from rlinf_core.errors import ConfigError
+from tests.unit.recipes.embodied.models import two_policy_ranks
 from tests.unit.recipes.embodied.models.openvla import openvla_folder
 from tests.unit.recipes.embodied.models.vla import pi_folders
+from tests.unit.recipes.two_processes import run_two
 
 pytest.importorskip("transformers", reason="the extra `language` is not installed")
-
 N, CHUNK, SIZE = 3, 2, 28
 _IMAGES = {"main": (SIZE, SIZE, 3)}
 
@@ -287,3 +288,30 @@ def test_environments_without_images_or_numbers_are_refused(name: str) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             make_model(section(name), spec)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what the first of two processes made of every case."""
+    return run_two(two_policy_ranks.__name__, tmp_path_factory.mktemp("ranks"))[0]
+
+
+@pytest.mark.parametrize("name", two_policy_ranks.CASES)
+def test_two_ranks_learn_what_one_learns(shared: dict[str, Any], name: str) -> None:
+    alone, both = two_policy_ranks.train(two_policy_ranks.CASES[name], 0, 1), shared[name]
+    assert both["blocks"] == (0 if name == "mlp_policy" else alone["blocks"])
+    assert both["before"].keys() == alone["before"].keys()
+    for weight, value in alone["before"].items():
+        assert torch.equal(both["before"][weight], value), weight
+    assert both["norm"] == pytest.approx(alone["norm"], rel=1e-4)
+    assert alone["norm"] > 0
+    # A first step of Adam is one of the sign: where a gradient is nearly 0 it may be another one.
+    for weight, value in alone["after"].items():
+        differs = (both["after"][weight] - value).abs() > 1e-6
+        assert differs.float().mean() < 0.02, weight
+
+
+def test_layers_of_both_models_are_gathered_by_themselves(shared: dict[str, Any]) -> None:
+    # Three layers that read and three of each tower; in pi0 three of the expert, and five parts of each that reads.
+    assert shared["openvla"]["blocks"] == 9
+    assert shared["pi0"]["blocks"] == 3 + 3 + 3 * 5

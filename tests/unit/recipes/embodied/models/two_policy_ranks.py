@@ -41,7 +41,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 
 def train(case: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:
     """Return the weights before and after a step, and the number of parts that are gathered one at a time."""
-    job = load_job("laptop", (), environ={})
+    job = load_job("embodied/pick-laptop", (), environ={})
     config = cast("EmbodiedConfig", job.config)
     model = policy_model({"num_action_chunks": 2, **case["model"]})
     config = config.model_copy(update={"actor": config.actor.model_copy(update={"model": model})})

@@ -1,4 +1,4 @@
-"""Updates of critics, policy and temperature, without the processes around them."""
+"""Updates of critics, policy and temperature, and their losses against loops written from the papers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig, off_policy_settings
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -17,10 +20,17 @@ from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors, algorithm_of
+from recipes.embodied.off_policy.iql import advantage_weighted_loss, expectile_loss
+from recipes.embodied.off_policy.losses import move_toward
+from recipes.embodied.off_policy.sac import soft_policy_loss
+from recipes.embodied.off_policy.td3 import deterministic_policy_loss
+from recipes.embodied.off_policy.td3_bc import cloning_policy_loss
 from recipes.sections.actor import FsdpConfig
 from recipes.training.arrays import NonFiniteError
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
+from rlinf_core import ConfigError
+from tests.known import known
 
 SPEC = EnvSpec(state_size=2, action_size=1)
 SEEN = EnvSpec(state_size=2, action_size=1, cameras={"main": (8, 8, 3)})
@@ -73,7 +83,7 @@ def unlike(count: int = 64) -> TransitionTensors:
 
 
 def test_states_of_unlike_sizes_are_learned_from_once_normalized() -> None:
-    made = Made("sac", critics=4, critic_norm="layer", policy_values="mean", temperature=0.05)
+    made = Made("sac", critics=4, critic_norm="layer", options={"policy_values": "mean", "temperature": 0.05})
     states = unlike(1000).inputs["states"]
     made.learner.normalize(Normalization(states=Statistics.of(states.numpy())))
     for _ in range(250):
@@ -93,12 +103,12 @@ def shown(count: int = 16) -> TransitionTensors:
 
 
 METHODS: list[tuple[Loss, dict[str, Any]]] = [
-    ("sac", {"temperature": 0.05}),
-    ("sac", {"critics": 5, "critic_norm": "layer", "policy_values": "mean", "temperature": 0.05}),
-    ("sac", {"critic_norm": "batch", "temperature": 0.05}),
+    ("sac", {"options": {"temperature": 0.05}}),
+    ("sac", {"critics": 5, "critic_norm": "layer", "options": {"policy_values": "mean", "temperature": 0.05}}),
+    ("sac", {"critic_norm": "batch", "options": {"temperature": 0.05}}),
     ("td3", {}),
-    ("td3_bc", {"cloning_scale": 50.0}),
-    ("iql", {"advantage_scale": 20.0, "expectile": 0.9}),
+    ("td3_bc", {"options": {"cloning_scale": 50.0}}),
+    ("iql", {"options": {"advantage_scale": 20.0, "expectile": 0.9}}),
 ]
 
 
@@ -117,7 +127,7 @@ def test_cloning_stays_with_recorded_actions() -> None:
     """Rewards ask for a larger action than any that was recorded: values pull toward it, recorded actions hold."""
     reached: list[float] = []
     for scale in (0.01, 50.0):
-        made = Made("td3_bc", cloning_scale=scale)
+        made = Made("td3_bc", options={"cloning_scale": scale})
         for _ in range(250):
             batch = bandit()
             actions = batch.actions / 10 - 0.4
@@ -130,7 +140,7 @@ def test_cloning_stays_with_recorded_actions() -> None:
 
 def test_iql_equals_its_algorithm_written_out() -> None:
     """Kostrikov et al., algorithm 1, one transition at a time: the losses of a batch, and what it asks of no policy."""
-    made = Made("iql", expectile=0.8, advantage_scale=2.0)
+    made = Made("iql", options={"expectile": 0.8, "advantage_scale": 2.0})
     batch = replace(bandit(6), discounts=torch.tensor([0.9, 0.0, 0.9, 0.9, 0.0, 0.9]))
     batch = replace(batch, next_inputs={"states": torch.rand(6, 2)})
     critics, policy = copy.deepcopy(made.critics), copy.deepcopy(made.policy)
@@ -160,7 +170,7 @@ def test_iql_equals_its_algorithm_written_out() -> None:
 
 def test_values_become_discounted_sums_of_rewards() -> None:
     """A task without end whose every step is rewarded by 1: its value is 1 / (1 - 0.5)."""
-    made = Made(temperature=1e-6, learn_temperature=False, target_rate=0.05)
+    made = Made(options={"temperature": 1e-6, "learn_temperature": False}, target_rate=0.05)
     for _ in range(200):
         inputs = {"states": torch.randn(64, 2)}
         made.update(
@@ -184,7 +194,7 @@ def test_policy_updates_at_its_interval_without_the_critics() -> None:
 
 @pytest.mark.parametrize(("target", "rises"), [(5.0, True), (-20.0, False)])
 def test_the_temperature_rises_while_there_is_too_little_entropy(target: float, rises: bool) -> None:
-    made = Made(temperature=0.5, target_entropy=target)
+    made = Made(options={"temperature": 0.5, "target_entropy": target})
     for _ in range(5):
         made.update(bandit(8))
     assert (made.learner.metrics()["train/actor/temperature"] > 0.5) == rises
@@ -229,6 +239,15 @@ def test_the_critics_alone_teach_the_encoder_of_images(loss: Loss, keys: dict[st
     assert all(weight.grad is not None for weight in made.policy.layers.parameters())
 
 
+def test_an_encoder_that_critics_train_is_not_frozen() -> None:
+    made = Made(spec=SEEN)
+    made.policy.features.requires_grad_(False)
+    states = dict(zip(("policy", "critic"), made.states, strict=True))
+    with pytest.raises(ConfigError, match="trains the image encoder `features`") as caught:
+        type(made.learner)(made.learner.settings, states["policy"], {CRITIC: states["critic"]}, lr=1e-3)
+    assert caught.value.where == "actor.model.trainable"
+
+
 def test_a_target_that_is_not_finite_stops_or_is_left_out() -> None:
     batch = bandit(8)
     batch.rewards[3] = float("nan")
@@ -239,3 +258,70 @@ def test_a_target_that_is_not_finite_stops_or_is_left_out() -> None:
     made.update(batch)
     assert made.critic_figures.skipped == 1
     assert all(torch.equal(weight, before[name]) for name, weight in made.critics.state_dict().items())
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_a_batch_that_is_left_out_leaves_no_trace(norm: str) -> None:
+    made, batch = Made(skip=True, critic_norm=norm), bandit(8)
+    made.update(replace(batch, inputs={"states": torch.full((8, 2), 3e38)}))
+    assert (made.figures.skipped, made.critic_figures.skipped) == (1, 1)
+    made.update(batch)
+    assert (made.figures.skipped, made.critic_figures.skipped) == (1, 1)
+    assert made.learner.metrics()["train/actor/temperature"] == pytest.approx(1, abs=0.01)
+
+
+finite = st.floats(-5, 5)
+
+
+def column(rows: list[tuple[float, ...]], index: int) -> Tensor:
+    return torch.tensor([row[index] for row in rows], dtype=torch.float64)
+
+
+def test_the_policy_ascends_the_smallest_value_or_the_mean() -> None:
+    for how, expected in (("min", [[1.0, 0.0], [0.0, 1.0]]), ("mean", [[0.5, 0.5], [0.5, 0.5]])):
+        values = torch.tensor([[1.0, 4.0], [2.0, 3.0]], requires_grad=True)
+        logprobs = torch.tensor([-1.0, 2.0], requires_grad=True)
+        result = soft_policy_loss(logprobs, values, 0.1, "min" if how == "min" else "mean")
+        chosen = [1.0, 3.0] if how == "min" else [1.5, 3.5]
+        assert result.loss.item() == pytest.approx((0.1 * (-1 + 2) - sum(chosen)) / 2)
+        assert result.metrics["actor/entropy"].item() == pytest.approx(-0.5)
+        result.loss.backward()
+        torch.testing.assert_close(known(values.grad), -torch.tensor(expected) / 2)
+        torch.testing.assert_close(known(logprobs.grad), torch.full((2,), 0.05))
+
+
+def test_a_deterministic_policy_ascends_the_first_critic() -> None:
+    values = torch.tensor([[1.0, 4.0], [2.0, 3.0]], requires_grad=True)
+    deterministic_policy_loss(values).loss.backward()
+    assert known(values.grad).tolist() == [[-0.5, -0.5], [0.0, 0.0]]
+
+
+def test_targets_move_by_their_rate() -> None:
+    target, weight = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0], requires_grad=True)
+    move_toward([target], [weight], 0.25)
+    assert target.tolist() == [1.5, 2.0]
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1), st.floats(0.05, 0.95), st.floats(0.1, 20))
+def test_iql_weighs_by_expectiles_and_advantages(rows: list[tuple[float, ...]], tau: float, scale: float) -> None:
+    one, other, count = column(rows, 0), column(rows, 1), len(rows)
+    errors = [second - first for first, second in rows]
+    wanted = sum(abs(tau - (error < 0)) * error**2 for error in errors) / count
+    assert expectile_loss(one, other, tau).loss.item() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    weighed = sum(min(math.exp(scale * second), 100.0) * first for first, second in rows) / count
+    assert advantage_weighted_loss(one, other, scale).loss.item() == pytest.approx(-weighed, rel=1e-6, abs=1e-9)
+
+
+@given(st.lists(st.tuples(finite, finite, finite, finite), min_size=1), st.floats(0.1, 5))
+def test_cloning_weighs_values_against_distances(rows: list[tuple[float, ...]], scale: float) -> None:
+    values = torch.stack((column(rows, 0) + 1, column(rows, 1))).requires_grad_()
+    actions, recorded = column(rows, 2)[:, None], column(rows, 3)[:, None]
+    loss = cloning_policy_loss(values, actions, recorded, scale).loss
+    count = len(rows)
+    size = sum(abs(row[0] + 1) for row in rows) / count
+    weight = scale / max(size, 2.220446049250313e-16)
+    wanted = sum((row[2] - row[3]) ** 2 - weight * (row[0] + 1) for row in rows) / count
+    assert loss.item() == pytest.approx(wanted, abs=1e-6, rel=1e-6)
+    loss.backward()
+    # The size of values is no path for gradients, and the second critic has no say.
+    torch.testing.assert_close(known(values.grad), torch.tensor([[-weight / count], [0]]).double().expand(2, count))

@@ -1,10 +1,12 @@
-"""The arm over Franka's control interface, with a stand-in for franka-rs."""
+"""The arm over Franka's control interface, with a stand-in for franka-rs, and the thread for calls that block."""
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,11 @@ import pytest
 
 from recipes.embodied.robots.controller import fci_arm, franka_controller
 from recipes.embodied.robots.controller.controller import Controller, Motion
-from recipes.embodied.robots.controller.fci_arm import FciArm, FciOptions
+from recipes.embodied.robots.controller.fci_arm import FciArm, FciOptions, WorkerThread
 from recipes.embodied.robots.controller.franka_controller import connect_arm
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
-from recipes.embodied.robots.robot_errors import RobotCheckError, RobotUnreachableError
+from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotUnreachableError
 from recipes.embodied.robots.wire_protocol import ControllerRequest
 from tests.unit.recipes.embodied.robots import fake_franka
 from tests.waiting import until
@@ -181,35 +183,24 @@ def test_reset_connects_again_after_the_arm_was_gone(arm: FciArm, monkeypatch: p
     np.testing.assert_allclose(arm.target(now), HOME + STEP)
 
 
-def stop_by_reflex(arm: FciArm, now: float, error: str) -> None:
-    robot().loop.reflex(error)
+@pytest.mark.parametrize("kind", ["broken", "refuses"])
+def test_reset_connects_again_only_when_requests_cannot_be_sent(arm: FciArm, kind: str) -> None:
+    now, before = ready(arm), robot()
+    setattr(before, kind, True)
+    before.loop.reflex("communication_constraints_violation")
     arm.poll(now)
     settle(arm)
-
-
-def test_reset_connects_again_when_only_states_arrive(arm: FciArm) -> None:
-    now, before = ready(arm), robot()
-    before.broken = True
-    stop_by_reflex(arm, now, "communication_constraints_violation")
     assert "communication_constraints_violation" in str(arm.stopped)
-
-    now = ready(arm, now)
-
-    assert (arm.stopped, arm.mode) == (None, "move")
-    assert robot() is not before
-    assert robot().calls == ["recover"]
-
-
-def test_refused_recovery_keeps_the_connection(arm: FciArm) -> None:
-    now, before = ready(arm), robot()
-    before.refuses = True
-    stop_by_reflex(arm, now, "joint_reflex")
-
-    arm.reset(HOME, now)
-    settle(arm)
-
-    assert "command not possible" in str(arm.stopped)
-    assert robot() is before
+    if kind == "broken":
+        ready(arm, now)
+        assert (arm.stopped, arm.mode) == (None, "move")
+        assert robot() is not before
+        assert robot().calls == ["recover"]
+    else:
+        arm.reset(HOME, now)
+        settle(arm)
+        assert "command not possible" in str(arm.stopped)
+        assert robot() is before
 
 
 def test_reset_without_an_answer_ends(arm: FciArm) -> None:
@@ -306,23 +297,25 @@ def test_a_missing_package_is_named_with_its_extra(
     assert "rlinf-cli[franka]" in err
 
 
-@pytest.mark.parametrize("version", ["0.3.9", "0.5.0", "newest"])
-def test_a_library_that_was_not_tried_is_named(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setitem(sys.modules, "franka", fake_franka.module(version))
-    with pytest.raises(RobotCheckError, match=f"franka-rs {version} was not tried"):
-        connect_arm("10.0.0.2", FciOptions())
-
-
-def test_a_version_of_the_arm_that_was_not_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_franka.Robot, "version", 11)
-    with pytest.raises(RobotCheckError, match="version 11 of the FCI"):
-        connect_arm("10.0.0.2", FciOptions())
-
-
-def test_an_arm_that_refuses_the_connection_is_named() -> None:
-    with pytest.raises(RobotUnreachableError, match="Connection to FCI refused") as caught:
-        connect_arm("nowhere", FciOptions())
-    assert "activate FCI" in str(caught.value)
+@pytest.mark.parametrize(
+    ("library", "fci", "address", "error", "words"),
+    [
+        *(
+            (version, 10, "10.0.0.2", RobotCheckError, f"franka-rs {version} was not tried")
+            for version in ("0.3.9", "0.5.0", "newest")
+        ),
+        ("0.4.0", 11, "10.0.0.2", RobotCheckError, "version 11 of the FCI"),
+        ("0.4.0", 10, "nowhere", RobotUnreachableError, r"(?s)Connection to FCI refused.*activate FCI"),
+    ],
+)
+def test_what_cannot_be_connected_is_named(
+    monkeypatch: pytest.MonkeyPatch, library: str, fci: int, address: str, error: type[RobotError], words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "franka", fake_franka.module(library))
+    monkeypatch.setattr(fake_franka.Robot, "version", fci)
+    with pytest.raises(error) as caught:
+        connect_arm(address, FciOptions())
+    assert re.search(words, str(caught.value))
 
 
 def test_a_second_client_does_not_wait_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,3 +327,28 @@ def test_a_second_client_does_not_wait_for_the_first(monkeypatch: pytest.MonkeyP
             connect_arm("10.0.0.2", FciOptions())
     finally:
         busy.set()
+
+
+def test_it_is_idle_only_when_every_job_has_ended() -> None:
+    worker, ended = WorkerThread("jobs", lambda _: None), list[int]()
+    interval = sys.getswitchinterval()
+    # Threads take turns at almost every instruction.
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(2000):
+            worker.submit(partial(ended.append, number))
+            while not worker.idle:
+                pass
+            assert len(ended) == number + 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_job_that_fails_is_reported_and_the_next_runs() -> None:
+    errors, ran = list[str](), threading.Event()
+    worker = WorkerThread("jobs", lambda error: errors.append(str(error)))
+    worker.submit(lambda: [][0])
+    worker.submit(ran.set)
+    assert ran.wait(60)
+    until(lambda: worker.idle, "the end of both jobs")
+    assert errors == ["list index out of range"]

@@ -20,8 +20,7 @@ from recipes.demonstrations.demonstrations import joined
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.cameras.camera import CameraError
-from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray
-from recipes.embodied.envs.real.driver import RobotDriver
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.person import Controls, PersonSource
@@ -38,6 +37,7 @@ from rlinf_core.hardware.robots.franka import Franka
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot
 from tests.unit.recipes.embodied.cameras import fake_cameras
 from tests.unit.recipes.embodied.cameras.fake_cameras import Steady
+from tests.unit.recipes.embodied.robots.test_robot_driver import Slide
 from tests.waiting import until
 
 STEADY = {"source": f"{fake_cameras.__name__}:Steady", "width": 32, "height": 32}
@@ -65,30 +65,17 @@ env:
 """
 
 
-class Slide(RobotDriver):
+class SeeingSlide(Slide):
     """A slide with a camera of its own."""
 
     control_hz = 1000.0
-
-    def __init__(self, robot: Any, options: Any = None) -> None:
-        super().__init__(robot, options)
-        self.stopped = True
 
     @property
     def spec(self) -> EnvSpec:
         return EnvSpec(1, 1, cameras={"own": (8, 8, 3)})
 
-    def reset(self, seed: int) -> None:
-        self.stopped = False
-
-    def move(self, action: FloatArray) -> FloatArray:
-        return action
-
     def observe(self) -> Mapping[str, NDArray[Any]]:
-        return {"states": np.zeros(1, np.float32), "images.own": np.full((8, 8, 3), 9, np.uint8)}
-
-    def stop(self) -> None:
-        self.stopped = True
+        return {**super().observe(), "images.own": np.full((8, 8, 3), 9, np.uint8)}
 
 
 def _fast(_: FrankaClient, count: int) -> list[float]:
@@ -111,7 +98,7 @@ class Looker(PersonSource):
 
 @pytest.fixture(autouse=True)
 def _few_cameras(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Steady.made = []
+    Steady.made, Slide.made = [], []
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(FrankaClient, "latency", _fast)
     monkeypatch.setattr(manual_control, "SECONDS", 30.0)
@@ -213,7 +200,7 @@ class TestArm:
 
 class TestOwnRobot:
     def make(self, **cameras: Any) -> Any:
-        robot = GenericRobot(node_rank=0, address="/dev/slide0", driver=f"{__name__}:Slide")
+        robot = GenericRobot(node_rank=0, address="/dev/slide0", driver=f"{__name__}:SeeingSlide")
         return make_env("robot", EnvSettings(num_envs=1, hardware=(robot,), options={"cameras": cameras}))
 
     def test_driver_and_cameras_both_see(self) -> None:

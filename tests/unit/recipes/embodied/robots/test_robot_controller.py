@@ -1,7 +1,11 @@
-"""What a controller decides, moment by moment: who holds the arm, where it is, when it stops."""
+"""What a controller decides, moment by moment, and the messages that it is asked by."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import string
 from typing import Any
 
 import numpy as np
@@ -10,11 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.embodied.robots.controller.arm import RESET_SPEED
-from recipes.embodied.robots.controller.controller import WATCHDOG_SECONDS, Controller, Motion, within
-from recipes.embodied.robots.controller.simulated_arm import FRAME_SECONDS, SimulatedArm, SimulatedCameras
+from recipes.embodied.robots.controller.controller import WATCHDOG_SECONDS, Controller, Motion
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.wire_protocol import Box, ControllerRequest, Message, ProtocolError
+from recipes.embodied.robots.wire_protocol import (
+    MAX_LINE,
+    Acquiring,
+    ArmState,
+    Box,
+    ControllerFacts,
+    ControllerRequest,
+    Message,
+    Moving,
+    ProtocolError,
+    Resetting,
+    decode,
+    encode,
+    request_of,
+)
+from tests.known import known
 
 A, B = 1, 2  # connections
 START = (HOME + 0.5).clip(JOINT_MIN, JOINT_MAX)
@@ -79,9 +98,6 @@ def test_whoever_takes_it_says_what_its_gripper_is(a: Client) -> None:
     assert a.acquire(0.0)["gripper"] is None
     assert a.reply(0.1, "acquire", holder="a", heartbeat=2.0, gripper=gripper)["gripper"] == gripper
     assert a.reply(0.2, "state")["gripper"] == gripper
-    for wrong in (["robotiq"], {"connection": "/dev/ttyUSB0"}, {"type": "robotiq", "connection": 3}):
-        with pytest.raises(ProtocolError, match="gripper"):
-            a.ask(0.3, "acquire", holder="a", heartbeat=2.0, gripper=wrong)
 
 
 def test_one_holds_it_and_the_other_is_told_who(a: Client, b: Client) -> None:
@@ -166,25 +182,17 @@ def test_anybody_may_stop_it(a: Client, b: Client) -> None:
     assert a.controller.holder == "client 1"
 
 
-def test_a_motion_that_had_ended_was_not_interrupted(a: Client) -> None:
-    now = ready(a)
-    motion = a.go(now, "move", deltas=[0.01] * 7)
-    a.reply(motion.end, "stop")
-    assert a.controller.finish(motion, motion.end)["ok"]
-
-
 def test_one_motion_at_a_time(a: Client) -> None:
     now = ready(a)
     motion = a.go(now, "move", deltas=[0.01] * 7)
     assert a.reply(now + 0.01, "move", deltas=[0.01] * 7)["code"] == "refused"
     assert a.reply(now + 0.01, "reset", joints=HOME.tolist())["code"] == "refused"
-    a.go(motion.end, "move", deltas=[0.01] * 7)
-
-
-def test_given_back_while_it_moves_it_stops(a: Client) -> None:
-    now = ready(a)
+    again = a.go(motion.end, "move", deltas=[0.01] * 7)
+    a.reply(again.end, "stop")
+    assert a.controller.finish(again, again.end)["ok"]  # it had ended before
+    now = ready(a, again.end)
     motion = a.go(now, "reset", joints=START.tolist())
-    assert a.reply(now + 0.1, "release")["holder"] is None
+    assert a.reply(now + 0.1, "release")["holder"] is None  # given back while it moves
     assert a.controller.interrupted(motion)
 
 
@@ -300,22 +308,113 @@ def test_the_hand_stays_in_the_workspace_of_controller_and_job() -> None:
     refused = client.reply(now, "reset", joints=START.tolist())
     assert refused["code"] == "refused"
     assert "workspace" in refused["message"]
-    for wrong in ([[0, 0, 0]], [[0, 0, 0], [0, 0, 0]], "box", [[0, 0, 0], [1, 1, "x"]]):
-        with pytest.raises(ProtocolError, match="workspace"):
-            client.ask(now, "acquire", holder="a", heartbeat=2.0, workspace=wrong)
 
 
-def test_boxes_have_in_common_what_is_in_both() -> None:
-    first, second = Box((0, 0, 0), (2, 2, 2)), Box((1, -1, 1), (3, 1, 3))
-    assert within(first, second) == Box((1, 0, 1), (2, 1, 2))
-    assert within(None, second) == within(second, None) == second
-    assert within(None, None) is None
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(string.printable, max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
 
 
-def test_cameras_take_frames_until_they_freeze() -> None:
-    cameras = SimulatedCameras(["c1", "c2"])
-    assert all(0 <= age <= FRAME_SECONDS for age in cameras.ages(1.234).values())
-    cameras.freeze("c2", 2.0)
-    ages = cameras.ages(5.0)
-    assert ages["c1"] <= FRAME_SECONDS
-    assert 3 <= ages["c2"] <= 3 + FRAME_SECONDS
+@given(st.dictionaries(st.text(max_size=10), json_values, max_size=4))
+def test_what_is_said_arrives(message: dict[str, object]) -> None:
+    line = encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_a_message_or_refused(line: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(decode(line), dict)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"[]\n",
+        b"7\n",
+        b'{"op": NaN}\n',
+        b'{"op": Infinity}\n',
+        b"[" * 4000 + b"\n",
+        b'{"a":' * 700 + b"\n",
+        b'"\xff\xfe"\n',
+        b"GET / HTTP/1.1\r\n",
+        b"\x80\x04\x95\x0c\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.\n",
+        b'{"a": "' + b"x" * MAX_LINE + b'"}\n',
+    ],
+)
+def test_what_is_no_message_is_refused(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(line)
+
+
+def test_what_cannot_be_said_is_refused() -> None:
+    for message in ({"a": math.nan}, {"a": object()}, {"a": "x" * MAX_LINE}):
+        with pytest.raises(ProtocolError):
+            encode(message)
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"op": 7}, {"op": "a", "id": -1}, {"op": "a", "id": 1.5}, {"op": "a", "id": True}]
+)
+def test_what_is_no_request_is_refused(message: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        request_of(message)
+
+
+JOINTS = [0.0] * 7
+ACQUIRE = {"holder": "me", "heartbeat": 2}
+STATE = {"joints": JOINTS, "target": JOINTS}
+LIMITS = {"low": JOINTS, "high": JOINTS, "velocity": JOINTS}
+PING = {"controller": "rlinf-simulated", "version": "3.0", "period": 0.05, "limits": LIMITS}
+NO_JOINTS = [None, "1234567", [0.0] * 6, [0.0] * 8, [True] * 7, [*JOINTS[1:], "1"], [*JOINTS[1:], 10**400], {}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "others", "name", "good", "bad"),
+    [
+        (Moving, {}, "deltas", [JOINTS, [1, 2, 3, 4, 5, 6, 7]], [*NO_JOINTS, [*JOINTS[1:], math.nan]]),
+        (Resetting, {}, "joints", [JOINTS], NO_JOINTS),
+        (Moving, {"deltas": JOINTS}, "close_gripper", [None, True, False], [0, 1, "yes"]),
+        (Moving, {"deltas": JOINTS}, "after", [None, 1, 2.5], ["1", True, [], math.inf]),
+        (Acquiring, ACQUIRE, "heartbeat", [0.1, 2, 60.0], [None, 0, 61, "2", True, -1, math.nan]),
+        (Acquiring, ACQUIRE, "holder", ["me", "x" * 120], [None, "", "x" * 121, "a\nb", 7, "\x1b[2J"]),
+        (
+            Acquiring,
+            ACQUIRE,
+            "workspace",
+            [None],
+            [[], [[0, 0, 0]], [[0, 0, 0], [1, 1, 0]], [[0] * 3, [1, 1, "x"]], [[0, 0], [1, 1]], "", 1],
+        ),
+        (Acquiring, ACQUIRE, "gripper", [None], ["hand", {}, *({"type": name} for name in (7, "a\nb"))]),
+        (Acquiring, ACQUIRE, "gripper", [], [{"type": "a", "connection": 1}]),
+        (ArmState, STATE, "joints", [JOINTS], NO_JOINTS),
+        (ArmState, STATE, "cameras", [{}, {"c1": 0.5}], [[], {"c1": "new"}]),
+        (ArmState, STATE, "success_rate", [0.5], ["all", None]),
+        (ArmState, STATE, "tick", [3], ["3", 0.5]),
+        (ControllerFacts, PING, "period", [0.05, 1], [None, "1", math.inf]),
+        (ControllerFacts, PING, "limits", [], [None, [], {}, {**LIMITS, "low": [0.0]}]),
+    ],
+)
+def test_fields_hold_what_they_may(
+    kind: Any, others: dict[str, object], name: str, good: list[object], bad: list[object]
+) -> None:
+    for value in good:
+        read = getattr(kind.of(json.loads(json.dumps({**others, name: value}))), name)
+        assert read.tolist() == value if isinstance(read, np.ndarray) else read == value
+    for value in bad:
+        with pytest.raises(ProtocolError, match=name):
+            kind.of({**others, name: value})
+
+
+def test_a_gripper_and_a_workspace_are_read() -> None:
+    hand = {"type": "robotiq", "connection": "/dev/ttyUSB0"}
+    asked = Acquiring.of({**ACQUIRE, "gripper": hand, "workspace": [[0, 0, 0], [1, 2, 3]]})
+    assert known(asked.gripper).model_dump() == hand
+    assert asked.workspace == Box((0, 0, 0), (1, 2, 3))

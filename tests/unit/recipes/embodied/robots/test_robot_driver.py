@@ -1,11 +1,14 @@
-"""Robots of one's own: drivers, the claim on a robot, and the environment that is made of one."""
+"""Robots of one's own and SO-101: drivers, the claim on a robot, and the environment that is made of one."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,33 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray
-from recipes.embodied.envs.real.driver import DriverContractError, RobotDriver, check_driver, open_driver
+from recipes.embodied.envs.real import so101
+from recipes.embodied.envs.real.driver import (
+    DriverContractError,
+    RobotDriver,
+    check_driver,
+    measured_score,
+    open_driver,
+)
+from recipes.embodied.envs.real.so101 import SO101Driver, SO101Options
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.interventions.intervention import HandMotion
+from recipes.embodied.robots import so101_bus
 from recipes.embodied.robots.claim import RobotClaim, claim_file, claimed_by
-from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
+from recipes.embodied.robots.robot_errors import (
+    RobotCheckError,
+    RobotError,
+    RobotLeaseError,
+    RobotLinkLostError,
+    RobotStoppedError,
+    RobotUnreachableError,
+)
 from rlinf_core import ConfigError, RLinfError
-from rlinf_core.hardware.robots.plugin_driven import GenericRobot
+from rlinf_core.hardware.robots.plugin_driven import SO101, GenericRobot
+from tests.known import known
+from tests.unit.recipes.embodied.cameras.fake_cameras import lacking
+from tests.unit.recipes.embodied.robots import fake_motors
+from tests.unit.recipes.embodied.robots.fake_motors import HELD, FeetechMotorsBus
 
 
 class Slide(RobotDriver):
@@ -92,6 +116,12 @@ class Deaf(Slide):
         pass
 
 
+class Choosing(Slide):
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(1, 1, num_choices=3)
+
+
 class Broken(Slide):
     def move(self, action: FloatArray) -> FloatArray:
         raise RobotError("the belt is torn")
@@ -115,6 +145,16 @@ class Unknowing(Slide):
         return super().move(action) * np.float32("nan")
 
 
+class Scoring(Slide):
+    def score(self) -> Any:
+        return self.options
+
+
+class Runaway(Broken):
+    def stop(self) -> None:
+        raise RobotError("the line is dead")
+
+
 class Unfit(Slide):
     def faults(self) -> list[str]:
         return ["the belt is torn"]
@@ -124,7 +164,6 @@ class Unfit(Slide):
 def _own_robots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     Slide.made = []
-    return
 
 
 def robot(driver: str = "Slide", **extra: Any) -> GenericRobot:
@@ -135,22 +174,18 @@ def settings(unit: GenericRobot, **extra: Any) -> EnvSettings:
     return EnvSettings(num_envs=1, hardware=(unit,), **extra)
 
 
-def test_a_driver_that_keeps_its_promises_passes() -> None:
-    check_driver(lambda: Slide(robot()))
-
-
-def test_a_robot_with_mass_and_noise_keeps_its_promises() -> None:
-    check_driver(lambda: Massive(robot()))
-
-
-def test_a_motion_beyond_the_drift_after_a_stop_is_told() -> None:
-    with pytest.raises(DriverContractError, match="more than the robot drifts without one"):
-        check_driver(lambda: Disobedient(robot()))
-
-
-def test_a_driver_that_does_not_stop_is_told() -> None:
-    with pytest.raises(DriverContractError, match="moves after `stop`"):
-        check_driver(lambda: Deaf(robot()))
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Slide, None),
+        (Massive, None),
+        (Disobedient, "more than the robot drifts without one"),
+        (Deaf, "moves after `stop`"),
+    ],
+)
+def test_the_contract_of_drivers(kind: type[Slide], words: str | None) -> None:
+    with nullcontext() if words is None else pytest.raises(DriverContractError, match=words):
+        check_driver(lambda: kind(robot()))
 
 
 @pytest.mark.parametrize(
@@ -167,20 +202,12 @@ def test_what_the_robot_did_is_what_is_learned_from() -> None:
     observed = env.reset(0)
     assert observed["instructions"].tolist() == ["go to the end"]
     result = env.step(np.full((1, 1, 1), 0.9, np.float32))
-    assert result.executed is not None
-    assert result.executed[0, 0, 0] == pytest.approx(0.5)
+    assert known(result.executed)[0, 0, 0] == pytest.approx(0.5)
     assert (result.rewards[0, 0], result.terminations[0, 0]) == (1, True)
     assert result.episodes is not None
-    assert result.episodes.success_once is not None
-    assert result.episodes.success_once.tolist() == [True]
-    env.close()
-
-
-def test_actions_beyond_the_largest_are_those() -> None:
-    env = make_env("robot", settings(robot()))
-    env.reset(0)
+    assert known(result.episodes.success_once).tolist() == [True]
     env.step(np.full((1, 1, 1), -7, np.float32))
-    assert Slide.made[0].asked == [-1]
+    assert Slide.made[0].asked[-1] == -1  # beyond the largest
     env.close()
 
 
@@ -215,12 +242,37 @@ def test_an_error_stops_the_robot(driver: str, message: str) -> None:
     env.close()
 
 
+@pytest.mark.parametrize("score", [1.0, (1.0,), (1.0, 1), ("1", True), (np.ones(1), True), [1.0, True]])
+def test_a_score_is_a_number_and_a_truth(score: Any) -> None:
+    with pytest.raises(DriverContractError, match="`score` returns"):
+        measured_score(Scoring(robot(), score))
+    assert measured_score(Scoring(robot(), (np.float32(0.5), np.bool_(True)))) == (0.5, True)
+
+
+def test_a_robot_that_cannot_be_stopped_is_told() -> None:
+    env = make_env("robot", settings(robot("Runaway")))
+    env.reset(0)
+    with pytest.raises(RobotError, match="could not be stopped") as caught:
+        env.step(np.zeros((1, 1, 1), np.float32))
+    assert "the belt is torn" in (caught.value.why or "")
+    assert "the line is dead" in (caught.value.why or "")
+    with pytest.raises(RobotError, match="the line is dead"):
+        env.close()
+    assert claimed_by("/dev/slide0") is None
+
+
 def test_a_robot_that_is_not_fit_is_given_back() -> None:
     with pytest.raises(RobotCheckError, match="belt is torn"):
         make_env("robot", settings(robot("Unfit")))
     assert Slide.made[0].closed
     assert claimed_by("/dev/slide0") is None
     make_env("robot", settings(robot("Unfit", disable_validate=True))).close()
+
+
+def test_a_driver_of_choices_is_refused() -> None:
+    with pytest.raises(DriverContractError, match="`spec` has `num_choices`, but `move` takes numbers"):
+        make_env("robot", settings(robot("Choosing")))
+    assert Slide.made[-1].closed
 
 
 def test_a_robot_belongs_to_one_process_until_that_is_killed(tmp_path: Path) -> None:
@@ -232,8 +284,7 @@ def test_a_robot_belongs_to_one_process_until_that_is_killed(tmp_path: Path) -> 
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "mine\n"
+        assert known(other.stdout).readline() == "mine\n"
         with pytest.raises(RobotLeaseError, match=f"process {other.pid} on"):
             make_env("robot", settings(robot()))
         other.kill()
@@ -247,8 +298,7 @@ def test_the_environment_needs_a_robot_with_a_driver() -> None:
         make_env("robot", EnvSettings(num_envs=1))
 
 
-def test_a_claim_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_claim_writes_through_no_link(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("kept")
     claim_file("10.0.0.9").symlink_to(precious)
@@ -257,10 +307,140 @@ def test_a_claim_writes_through_no_link(tmp_path: Path, monkeypatch: pytest.Monk
     assert precious.read_text() == "kept"
 
 
-def test_what_is_in_the_place_of_a_claim_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_what_is_in_the_place_of_a_claim_is_told() -> None:
     os.mkfifo(claim_file("a"))
     assert claimed_by("a") is not None
     with RobotClaim("b"):
         claim_file("b").write_text("\x1b]0;x\x07me")
         assert "\x1b" not in str(claimed_by("b"))
+
+
+@pytest.fixture(autouse=True)
+def _lerobot(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_motors.install(monkeypatch)
+    monkeypatch.setattr(SO101Driver, "control_hz", 2000.0)
+
+
+def arm(device: str = "/dev/ttyACM0", **extra: Any) -> SO101:
+    return SO101(node_rank=0, device=device, **extra)
+
+
+@pytest.fixture
+def driver() -> Iterator[Callable[..., SO101Driver]]:
+    drivers: list[SO101Driver] = []
+
+    def made(**options: Any) -> SO101Driver:
+        drivers.append(SO101Driver(arm(), SO101Options.model_validate(options)))
+        drivers[-1].reset(0)
+        return drivers[-1]
+
+    yield made
+    FeetechMotorsBus.gone = False
+    for one in drivers:
+        one.close()
+
+
+Drive = Callable[..., SO101Driver]
+
+
+def test_driver_keeps_its_promises() -> None:
+    check_driver(lambda: SO101Driver(arm(), SO101Options(speed=360)))
+    assert not any(bus.connected for bus in FeetechMotorsBus.made)
+    assert FeetechMotorsBus.made[0].torque  # an arm without torque falls
+
+
+def test_entry_without_a_driver_has_ours() -> None:
+    made = open_driver(arm(options={"speed": 90}))
+    assert isinstance(made, SO101Driver)
+    assert made.options.speed == 90
+    made.close()
+
+
+def test_executed_is_the_change_of_the_target(driver: Drive) -> None:
+    made = driver(noise=0, lead=90)
+    assert made.move(np.full(6, 0.5, np.float32)) == pytest.approx(np.full(6, 0.5), abs=1e-5)
+    done = np.ones(6, np.float32)
+    while done.any():
+        done = made.move(np.ones(6, np.float32))
+    assert done == pytest.approx(np.zeros(6))  # the ends of the ranges
+    assert made.observe()["states"][6:] == pytest.approx(np.ones(6))
+
+
+def test_target_does_not_run_away_from_a_held_arm(driver: Drive) -> None:
+    made = driver(noise=0, lead=5)
+    FeetechMotorsBus.jammed = True
+    for _ in range(1000):
+        made.move(np.array([1, 0, 0, 0, 0, 0], np.float32))
+    goal = FeetechMotorsBus.made[-1].goal["shoulder_pan"]
+    assert goal - made.observe()["states"][0] * 90 == pytest.approx(5, abs=0.2)
+    assert made.move(np.array([-1, 0, 0, 0, 0, 0], np.float32))[0] == pytest.approx(-1)
+
+
+def test_arm_that_is_held_does_not_reach_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(so101, "_PATIENCE", 0.05)
+    made = SO101Driver(arm(), SO101Options(start=(50, 0, 0, 0, 0, 50)))
+    FeetechMotorsBus.jammed = True
+    with pytest.raises(RobotError, match="does not reach its start: shoulder_pan"):
+        made.reset(0)
+    with pytest.raises(RobotStoppedError):
+        made.move(np.zeros(6, np.float32))
+
+
+def test_lost_bus_is_named(driver: Drive) -> None:
+    made = driver()
+    FeetechMotorsBus.gone = True
+    with pytest.raises(RobotLinkLostError, match="do not answer") as caught:
+        made.move(np.zeros(6, np.float32))
+    assert caught.value.where == "SO-101 at /dev/ttyACM0 of node 0"
+    with pytest.raises(RobotUnreachableError, match="do not answer"):
+        SO101Driver(arm("/dev/missing"), SO101Options())
+
+
+def test_calibration_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    values = {joint: asdict(held) for joint, held in HELD.items()}
+    file.write_text(json.dumps(values))
+    made = SO101Driver(arm(calibration=str(file)), SO101Options())
+    assert made.faults() == []
+    made.close()
+    values["gripper"]["range_max"] = 2000
+    file.write_text(json.dumps(values))
+    made = SO101Driver(arm(calibration=str(file)), SO101Options())
+    assert "another calibration" in made.faults()[0]
+    made.close()
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="is no calibration of an SO-101"):
+        SO101Driver(arm(calibration=str(file)), SO101Options())
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(so101_bus, "missing_modules", lacking("lerobot"))
+    with pytest.raises(ConfigError, match="needs the package `lerobot`") as caught:
+        SO101Driver(arm(), SO101Options())
+    assert "Python 3.12" in (caught.value.help or "")
+
+
+def test_leader_is_followed_at_the_speed_of_the_arm(driver: Drive) -> None:
+    made = driver(noise=0, speed=45)
+    following = made.follow(np.array([90.0, -1.0, 0, 0, 0, 50]))
+    assert following.action == pytest.approx([1, -1, 0, 0, 0, 0])
+    assert following.away["shoulder_pan"] == pytest.approx(90, abs=0.1)
+    # A leader has ranges of its own; the arm goes to the end of its.
+    assert made.follow(np.array([300.0, 0, 0, 0, 0, 50])).away["shoulder_pan"] == pytest.approx(90, abs=0.1)
+
+
+def test_person_opens_and_closes_the_gripper(driver: Drive) -> None:
+    made = driver()
+    assert made.steer(HandMotion((0, 1, 0), (0, 0, 0), gripper_closed=True)).tolist() == [-1, 0, 0, 0, 0, -1]
+    assert made.steer(HandMotion((0, 0, 0), (0.5, 0, 0), gripper_closed=False)).tolist() == [0, 0, 0, 0, 0.5, 1]
+
+
+def test_a_gripper_that_nobody_moves_keeps_its_target(driver: Drive) -> None:
+    made = driver()
+    assert not made.gripper_is_closed()
+    for _ in range(200):
+        made.move(np.array([0, 0, 0, 0, 0, -1], np.float32))
+    made.move(np.array([0, 0, 0, 0, 0, 0.01], np.float32))
+    assert made.gripper_is_closed()
+    nudge = HandMotion((0, 1, 0), (0, 0, 0), gripper_closed=True, moves_gripper=False)
+    assert made.steer(nudge).tolist() == [-1, 0, 0, 0, 0, 0]

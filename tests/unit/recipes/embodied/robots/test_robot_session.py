@@ -1,16 +1,26 @@
-"""The checks before an arm moves."""
+"""The checks before an arm moves, where its hand is, and the views of a simulated one."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
+from collections.abc import Callable
+from ctypes.util import find_library
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import CameraError
+from recipes.embodied.cameras.camera import ArmScene, CameraError, CameraSetup
+from recipes.embodied.config.camera_config import CameraOptions
+from recipes.embodied.envs.franka.pictures import SceneCamera
 from recipes.embodied.robots.controller.controller import VERSION
 from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller_client import FrankaClient
@@ -21,7 +31,17 @@ from recipes.embodied.robots.franka_arm import (
     reach_target,
     start_within,
 )
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.franka_kinematics import (
+    FINGERTIPS,
+    FLANGE,
+    HOME,
+    JOINT_MAX,
+    JOINT_MIN,
+    VELOCITY_MAX,
+    arm_points,
+    hand_pose,
+    points_on_hand,
+)
 from recipes.embodied.robots.robot_errors import RobotCheckError
 from recipes.embodied.robots.robot_session import (
     ArmCheck,
@@ -37,6 +57,7 @@ from recipes.embodied.robots.robot_session import (
 from recipes.embodied.robots.wire_protocol import ArmState, Box, ControllerFacts
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
+from tests.known import known
 
 CONTROLLER = SimulatedArm.name
 FACTS = ControllerFacts.of(
@@ -124,32 +145,45 @@ def test_link_is_judged_by_the_slowest_answer_of_its_best_round() -> None:
     assert "50 ms" in result.message
 
 
-def test_the_controller_must_not_allow_more_than_the_arm_can() -> None:
-    assert check_limits(FACTS).verdict == "ok"
-    wider = tuple(1.1 * VELOCITY_MAX)
-    assert "velocities" in check_limits(FACTS.model_copy(update={"velocity": wider})).message
-    assert "lower" in check_limits(FACTS.model_copy(update={"low": tuple(JOINT_MIN - 0.1)})).message
-    assert "upper" in check_limits(FACTS.model_copy(update={"high": tuple(JOINT_MAX + 0.1)})).message
-    assert check_limits(FACTS.model_copy(update={"high": tuple(JOINT_MAX - 0.1)})).verdict == "ok"
-    assert "0.001 s" in check_limits(FACTS.model_copy(update={"period": 0.001})).message
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"high": tuple(JOINT_MAX - 0.1)}, None),
+        ({"high": tuple(JOINT_MAX + 0.1)}, "upper"),
+        ({"low": tuple(JOINT_MIN - 0.1)}, "lower"),
+        ({"velocity": tuple(1.1 * VELOCITY_MAX)}, "velocities"),
+        ({"period": 0.001}, "0.001 s"),
+    ],
+)
+def test_the_controller_must_not_allow_more_than_the_arm_can(change: dict[str, Any], words: str | None) -> None:
+    check = check_limits(FACTS.model_copy(update=change))
+    assert check.verdict == ("ok" if words is None else "fault")
+    assert (words or "") in check.message
+
+
+def around(hand: Any, below: float, above: float) -> list[list[float]]:
+    return [(hand + below).tolist(), (hand + above).tolist()]
 
 
 def test_workspace_cameras_and_lease() -> None:
     hand = hand_pose(HOME[:, None])[0][:, 0]
-    around = [(hand - 0.1).tolist(), (hand + 0.1).tolist()]
     assert check_workspace(arm(), STATE).verdict == "skipped"
-    assert check_workspace(arm(workspace=around), STATE).verdict == "ok"
-    beside = [(hand + 0.1).tolist(), (hand + 0.2).tolist()]
-    assert check_workspace(arm(workspace=beside), STATE).verdict == "fault"
+    assert check_workspace(arm(workspace=around(hand, -0.1, 0.1)), STATE).verdict == "ok"
+    assert check_workspace(arm(workspace=around(hand, 0.1, 0.2)), STATE).verdict == "fault"
     there = STATE.model_copy(update={"joints": HOME + 0.5})
     hand = hand_pose(there.joints[:, None])[0][:, 0]
-    result = check_workspace(arm(workspace=[(hand - 0.05).tolist(), (hand + 0.05).tolist()]), there)
+    result = check_workspace(arm(workspace=around(hand, -0.05, 0.05)), there)
     assert result.verdict == "fault"
     assert "at the arm's home the hand is at [0.307, 0.0, 0.487] m" in result.message
-    assert check_cameras(arm(), STATE).verdict == "skipped"
-    assert check_cameras(arm(camera_serials=["c1"]), STATE).verdict == "ok"
-    assert "c2 has taken no frame for 0.9 s" in check_cameras(arm(camera_serials=["c1", "c2"]), STATE).message
-    assert "c3 is not connected" in check_cameras(arm(camera_serials=["c3"]), STATE).message
+    for serials, said in (
+        ([], "skipped"),
+        (["c1"], "ok"),
+        (["c1", "c2"], "c2 has taken no frame for 0.9 s"),
+        (["c3"], "c3 is not connected"),
+    ):
+        check = check_cameras(arm(camera_serials=serials), STATE)
+        assert said in f"{check.verdict} {check.message}"
     assert check_lease(FACTS).verdict == "ok"
     assert "process 7" in check_lease(FACTS.model_copy(update={"holder": "process 7"})).message
 
@@ -185,7 +219,138 @@ def test_a_workspace_has_room(box: Any) -> None:
         arm(workspace=box)
 
 
-def test_a_workspace_is_two_points() -> None:
-    workspace = arm(workspace=[[0.3, -0.3, 0], [0.7, 0.3, 0.5]]).workspace
-    assert workspace is not None
-    assert np.array(workspace).shape == (2, 3)
+# Joints, and the flange's position and z axis that MuJoCo 4.0.0 (mj_kinematics) gives for the model below.
+MUJOCO = [
+    ([0.3, -0.5, 0.2, -2.0, 0.1, 1.7, 0.5], [0.344026, 0.223983, 0.666556], [0.166431, 0.09202, -0.98175]),
+    ([-1.9, 1.2, -0.7, -0.4, 2.2, 0.3, -2.5], [-0.18218, -0.627689, 0.469935], [0.771761, 0.633228, -0.058373]),
+    ([2.5, -1.6, 2.8, -2.9, -2.1, 3.4, 1.0], [-0.098254, 0.096067, 0.098269], [-0.677385, 0.721111, -0.145425]),
+]
+# Position and quaternion of each link in its parent, as robot descriptions give them: not made from our table.
+BODIES = (
+    ("0 0 0.333", "1 0 0 0"),
+    ("0 0 0", "1 -1 0 0"),
+    ("0 -0.316 0", "1 1 0 0"),
+    ("0.0825 0 0", "1 1 0 0"),
+    ("-0.0825 0.384 0", "1 -1 0 0"),
+    ("0 0 0", "1 1 0 0"),
+    ("0.088 0 0", "1 1 0 0"),
+)
+
+
+def mjcf() -> str:
+    """Return the arm as a MuJoCo model."""
+    opening = "".join(
+        f'<body pos="{position}" quat="{turn}"><joint axis="0 0 1"/><geom size="0.01" mass="1"/>'
+        for position, turn in BODIES
+    )
+    site = '<site name="flange" pos="0 0 0.107"/>'
+    return f"<mujoco><worldbody>{opening}{site}{'</body>' * len(BODIES)}</worldbody></mujoco>"
+
+
+joints = st.lists(st.floats(0, 1), min_size=7, max_size=7).map(
+    lambda share: np.array([JOINT_MIN + np.array(share) * (JOINT_MAX - JOINT_MIN)]).T
+)
+
+
+def flange_and_axis(q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the flange is and the direction in which the hand points, of the product of the table; [B, 3] of both."""
+    flange, tip = arm_points(q)[-2:]
+    return flange.T, (tip - flange).T / FINGERTIPS
+
+
+@given(joints)
+def test_points_are_those_of_the_product_of_the_table(q: np.ndarray) -> None:
+    points = points_on_hand(q, (FLANGE, FLANGE + FINGERTIPS))
+    np.testing.assert_allclose(points.swapaxes(0, 1), arm_points(q)[-2:], atol=1e-9)
+    np.testing.assert_allclose(np.linalg.norm(flange_and_axis(q)[1]), 1, atol=1e-9)
+
+
+@pytest.mark.parametrize(("q", "position", "axis"), MUJOCO)
+def test_poses_are_those_that_mujoco_gave(q: list[float], position: list[float], axis: list[float]) -> None:
+    flange, points_to = flange_and_axis(np.array([q]).T)
+    np.testing.assert_allclose(flange[0], position, atol=1e-6)
+    np.testing.assert_allclose(points_to[0], axis, atol=1e-6)
+
+
+def test_poses_are_those_that_mujoco_gives() -> None:
+    mujoco = pytest.importorskip("mujoco")
+    model = mujoco.MjModel.from_xml_string(mjcf())
+    data = mujoco.MjData(model)
+    random = np.random.default_rng(0)
+    many = random.uniform(JOINT_MIN, JOINT_MAX, size=(50, 7))
+    for q, flange, axis in zip(many, *flange_and_axis(many.T), strict=True):
+        data.qpos[:] = q
+        mujoco.mj_kinematics(model, data)
+        np.testing.assert_allclose(flange, data.site("flange").xpos, atol=1e-9)
+        np.testing.assert_allclose(axis, data.site("flange").xmat.reshape(3, 3)[:, 2], atol=1e-9)
+
+
+def test_poses_that_anybody_can_check() -> None:
+    """Straight up the lengths add: 0.333 + 0.316 + 0.384 - 0.107; the hand points down, there and at home."""
+    flange, axis = flange_and_axis(np.stack((np.zeros(7), HOME), axis=1))
+    np.testing.assert_allclose(flange[0], [0.088, 0, 0.926], atol=1e-12)
+    np.testing.assert_allclose(axis, [[0, 0, -1]] * 2, atol=1e-12)
+    assert ((JOINT_MIN < HOME) & (JOINT_MAX > HOME)).all()
+    assert 0.25 < flange[1, 0] < 0.35
+    assert flange[1, 1] == pytest.approx(0, abs=1e-12)
+
+
+@given(joints, st.floats(-1, 1))
+def test_the_first_joint_turns_everything_about_the_vertical(q: np.ndarray, turn: float) -> None:
+    turned = q.copy()
+    turned[0] += turn
+    before, after = (points_on_hand(item, (FLANGE,))[:, 0, 0] for item in (q, turned))
+    cosine, sine = math.cos(turn), math.sin(turn)
+    expected = [cosine * before[0] - sine * before[1], sine * before[0] + cosine * before[1], before[2]]
+    np.testing.assert_allclose(after, expected, atol=1e-9)
+
+
+needs_mujoco = pytest.mark.skipif(find_spec("mujoco") is None, reason="the extra `mujoco` is not installed")
+needs_egl = pytest.mark.skipif(find_library("EGL") is None, reason="the system has no EGL")
+
+
+def arm_scene(y: float) -> ArmScene:
+    return ArmScene(HOME, np.array([0.5, y, 0.2]), time.monotonic())
+
+
+def scene_camera(view: str, shown: Callable[[], ArmScene]) -> SceneCamera:
+    options = CameraOptions.model_validate({"source": "scene", "view": view, "width": 64, "height": 48})
+    return SceneCamera(CameraSetup("front", options, None, shown))
+
+
+def greens(image: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Return the middle of the green pixels, as row and column, in shares of the picture."""
+    red, green, blue = np.moveaxis(image.astype(int), -1, 0)
+    rows, columns = np.nonzero((green > red + 60) & (green > blue + 60))
+    return np.array([rows.mean() / image.shape[0], columns.mean() / image.shape[1]])
+
+
+@needs_mujoco
+@needs_egl
+@pytest.mark.parametrize(("view", "leftward"), [("front", 1), ("above", -1)])
+def test_point_is_where_it_is_seen_from(view: str, leftward: int) -> None:
+    shown = [arm_scene(0.25)]
+    eye = scene_camera(view, lambda: shown[0])
+    left = eye.read(1.0)
+    shown[0] = arm_scene(-0.25)
+    right = eye.read(1.0)
+    eye.close()
+    assert left is not None
+    assert right is not None
+    assert left.image.shape == (48, 64, 3)
+    # From the front, the arm's left is the picture's right.
+    assert np.sign(greens(left.image)[1] - greens(right.image)[1]) == leftward
+    assert (left.image != right.image).any()
+
+
+@needs_mujoco
+def test_scene_is_rendered_once() -> None:
+    shown = [arm_scene(0.0)]
+    eye = scene_camera("drawing", lambda: shown[0])
+    first, again = eye.read(1.0), eye.read(1.0)
+    assert first is not None
+    assert first.image is known(again).image
+    assert first.taken == shown[0].measured
+    shown[0] = arm_scene(0.2)
+    moved = eye.read(1.0)
+    assert (known(moved).image != first.image).any()

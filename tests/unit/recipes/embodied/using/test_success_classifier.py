@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,12 @@ from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.using import trained_policy
+from recipes.embodied.using import success_classifier
 from recipes.embodied.using.recording import features_of, to_columns
-from recipes.embodied.using.trained_policy import ClassifierJudge, TrainedPolicy
+from recipes.embodied.using.success_classifier import ClassifierJudge
+from recipes.embodied.using.trained_policy import TrainedPolicy
 from rlinf_core import ConfigError
+from tests.known import known
 
 EPISODES = 32
 
@@ -66,8 +69,7 @@ def shown(env: VectorEnv) -> list[CollectedEpisode]:
     collector = EpisodeCollector(env, 0, "pick", "everything")
     while not collector.over:
         actions = env.expert()
-        assert actions is not None
-        collector.step(actions[:, None])
+        collector.step(known(actions)[:, None])
     return collector.episodes()
 
 
@@ -100,7 +102,7 @@ def learned(folder: Path, env: VectorEnv, updates: int = 300) -> TrainedPolicy:
 
 
 def judge_of(env: VectorEnv, trained: TrainedPolicy, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SuccessJudge:
-    monkeypatch.setattr(trained_policy, "load_policy", lambda path: trained)
+    monkeypatch.setattr(success_classifier, "load_policy", lambda path: trained)
     return open_judge("classifier", env, {"path": "runs/classifier", **options})
 
 
@@ -123,8 +125,7 @@ def judged_right(env: VectorEnv, judge: ClassifierJudge) -> tuple[NDArray[np.boo
     solved: list[NDArray[np.bool_]] = []
     for _ in range(50):
         actions = env.expert()
-        assert actions is not None
-        result = env.step(actions[:, None])
+        result = env.step(known(actions)[:, None])
         likely.append(judge.probabilities(result.observations))
         solved.append(env.solved)
     truth = np.concatenate(solved)
@@ -158,24 +159,29 @@ def test_the_verdict_is_all_the_reward_there_is(classifier: TrainedPolicy, monke
     rewards = np.zeros(EPISODES)
     while not env._episodes.resting.all():
         actions = env.expert()
-        assert actions is not None
-        result = env.step(actions[:, None])
+        result = env.step(known(actions)[:, None])
         rewards += result.rewards[:, 0]
         assert ((result.rewards == 1) == result.terminations).all()
     assert set(rewards.tolist()) <= {0.0, 1.0}
     assert rewards.mean() > 0.8
 
 
-class Third(SuccessJudge):
-    """Fails the first environment, and is asked about the states after each step."""
+def test_images_in_a_row_are_of_one_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = FrankaVisionEnv(EnvSettings(num_envs=1, max_episode_steps=3))
+    judge: Any = object.__new__(ClassifierJudge)
+    judge.env, judge.options, judge._in_a_row = env, SimpleNamespace(threshold=0.5, in_a_row=2), np.zeros(1, np.int64)
+    likely = iter((0, 0, 1, 1, 1, 0))
+    monkeypatch.setattr(judge, "probabilities", lambda seen: np.array([float(next(likely))]))
+    env.judge = judge
+    env.reset(0)
+    ended = [bool(env.step(np.zeros((1, 1, env.action_size), np.float32)).terminations.any()) for _ in range(5)]
+    assert ended == [False, False, False, False, True]
 
-    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
-        return {0: "failure"}
 
-
-def test_a_judge_of_ones_own_may_tell_failures() -> None:
+def test_a_judge_of_ones_own_may_tell_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Saying, "said", {0: "failure"})
     env = FrankaKinEnv(EnvSettings(num_envs=2, task="reach", auto_reset=False))
-    env.judge = open_judge(f"{__name__}:Third", env, {})
+    env.judge = open_judge(f"{__name__}:Saying", env, {})
     env.reset(0)
     result = env.step(np.ones((2, 1, 7), np.float32))
     assert result.terminations[:, 0].tolist() == [True, False]
@@ -209,13 +215,6 @@ def test_a_judge_that_says_no_verdict_is_refused(said: Any, message: str, monkey
         env.step(np.ones((2, 1, 7), np.float32))
 
 
-class Never(SuccessJudge):
-    """Sees no success."""
-
-    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
-        return {}
-
-
 class Slope(FrankaKinEnv):
     """The arm falls down in the first environment, and solves its task in the second one."""
 
@@ -224,10 +223,11 @@ class Slope(FrankaKinEnv):
         return Transition(np.array([-100, 1], np.float32), np.array([True, True]), successes=solved)
 
 
-def test_a_fall_ends_an_episode_that_somebody_else_judges() -> None:
+def test_a_fall_ends_an_episode_that_somebody_else_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment's own success ends nothing, as a judge says what a success is; its failures are no judgement."""
+    monkeypatch.setattr(Saying, "said", {})
     env = Slope(EnvSettings(num_envs=2, task="reach", auto_reset=False))
-    env.judge = open_judge(f"{__name__}:Never", env, {})
+    env.judge = open_judge(f"{__name__}:Saying", env, {})
     env.reset(0)
     result = env.step(np.ones((2, 1, 7), np.float32))
     assert result.terminations[:, 0].tolist() == [True, False]
@@ -292,6 +292,6 @@ def test_a_classifier_of_other_cameras_is_refused(tmp_path: Path, monkeypatch: p
 def test_a_policy_is_no_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EnvSpec(21, 8)
     acting = TrainedPolicy(make_model(EmbodiedModelConfig(hidden_dim=8), spec), spec)
-    monkeypatch.setattr(trained_policy, "load_policy", lambda path: acting)
+    monkeypatch.setattr(success_classifier, "load_policy", lambda path: acting)
     with pytest.raises(ConfigError, match="not a success classifier"):
         ClassifierJudge(arm(0), ClassifierOptions(path="runs/policy"))

@@ -1,22 +1,33 @@
-"""Passes of an env worker: where they begin, what is sent, what a checkpoint keeps."""
+"""Workers of rollouts: passes of environments, what is sent where, what a checkpoint keeps, and means of chunks."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recipes.demonstrations.data_facts import StartFacts
 from recipes.demonstrations.orientation import thumbnails
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.envs.env_spec import Observation
+from recipes.embodied.config.model_config import policy_model
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.env_state import State
+from recipes.embodied.loop.env_messages import sliced, stacked
 from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.routing import EnvRange, Routes, actor_ranks, trajectory_key
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.env_worker import StagedEnvironments
+from recipes.embodied.workers.rollout_worker import TemporalEnsemble, greedy_actions
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
+from tests.known import known
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
 # Four environments: the task of the first ends with its second step, the other episodes are cut off after three.
@@ -33,7 +44,7 @@ COUNTING = (
 
 def stages_of(*overrides: str, training: bool = True, of: tuple[str, ...] = COUNTING) -> StagedEnvironments:
     """Return the environments of the one env worker of a job."""
-    job = load_job("laptop", (*of, *overrides), environ={})
+    job = load_job("embodied/pick-laptop", (*of, *overrides), environ={})
     job.raise_if_bad()
     config = cast("EmbodiedConfig", job.config)
     worker: Any = SimpleNamespace(worker_info=SimpleNamespace(rank=0, hardware=(), address="EnvGroup:0"))
@@ -101,8 +112,7 @@ def test_pictures_and_instructions_are_those_of_one_reset(monkeypatch: pytest.Mo
     monkeypatch.setattr(batch, "reset", lambda number=None: asked.append(number) or reset(number))
     stages.first_pictures(3)
     said = stages.facts(3).instructions
-    assert said is not None
-    assert set(said) == set(stages.begin(3)[0]["instructions"].tolist())
+    assert set(known(said)) == set(stages.begin(3)[0]["instructions"].tolist())
     assert asked == [3]
 
 
@@ -113,9 +123,8 @@ def test_a_pass_continues_the_episodes_of_the_pass_before() -> None:
     assert counts(stages.begin(2)) == [1, 5, 5, 5]
 
 
-@pytest.mark.parametrize("override", ["env.train.reset_each_pass=true", "env.train.auto_reset=false"])
-def test_a_pass_can_begin_with_new_episodes(override: str) -> None:
-    stages = stages_of(override)
+def test_a_pass_can_begin_with_new_episodes() -> None:
+    stages = stages_of("env.train.auto_reset=false")
     first = stages.begin(1)[0]["states"]
     steps(stages, 2)
     second = stages.begin(2)[0]["states"]
@@ -162,7 +171,7 @@ def test_episodes_that_cannot_be_continued_begin_anew(override: str, packs: list
 
 
 def test_an_environment_without_a_state_is_told() -> None:
-    stages = stages_of("env.train.env_type=tests.unit.recipes.embodied.workers.test_env_worker:Stateless")
+    stages = stages_of(f"env.train.env_type={__name__}:Stateless")
     stages.begin(1)
     assert stages.save() is None
 
@@ -176,12 +185,12 @@ class Stateless(CountingEnv):
     ("overrides", "reason"),
     [
         (("env.train.max_episode_steps=null",), "last up to 50 steps, and a pass 4"),
-        (("env.train.env_type=tests.unit.recipes.embodied.workers.test_env_worker:Endless",), "have no limit"),
+        ((f"env.train.env_type={__name__}:Endless",), "have no limit"),
     ],
 )
 def test_an_episode_that_no_pass_could_end_is_refused(overrides: tuple[str, ...], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
-        stages_of("env.train.reset_each_pass=true", "env.train.max_episode_steps=null", *overrides)
+        stages_of("env.train.auto_reset=false", "env.train.max_episode_steps=null", *overrides)
     assert "`max_episode_steps`" in str(caught.value.help)
 
 
@@ -206,3 +215,129 @@ def test_final_observations_travel_where_their_value_counts(overrides: tuple[str
 
 def test_an_evaluation_asks_for_no_values() -> None:
     assert asked(training=False) == [False, False, False]
+
+
+@st.composite
+def routes(draw: st.DrawFn) -> Routes:
+    envs, stages, actors = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    smallest = envs * stages * actors
+    return Routes(smallest * draw(st.integers(1, 4)), envs, stages, draw(st.integers(1, 5)), actors)
+
+
+@given(routes())
+def test_every_environment_is_in_exactly_one_segment(ways: Routes) -> None:
+    numbers = [number for item in ways.ranges for number in range(item.start, item.stop)]
+    assert numbers == list(range(ways.total))
+
+
+@given(routes())
+def test_both_ends_of_a_message_agree_on_its_rows(ways: Routes) -> None:
+    sent: list[tuple[int, int, int, int]] = []
+    received: list[tuple[int, int, int, int]] = []
+    for stage in range(ways.stages):
+        for env in range(ways.envs):
+            sent += [(env, stage, share.peer, share.stop - share.start) for share in ways.of_env(env, stage)]
+            covered = [row for share in ways.of_env(env, stage) for row in range(share.start, share.stop)]
+            assert covered == list(range(ways.batch))
+        for rollout in range(ways.rollouts):
+            mine = ways.of_rollout(rollout, stage)
+            received += [(share.peer, stage, rollout, share.stop - share.start) for share in mine]
+    assert sorted(sent) == sorted(received)
+    # One message a stage and step between a pair: each pair has one share of a stage.
+    assert len({row[:3] for row in sent}) == len(sent)
+
+
+@given(routes())
+def test_actors_get_equal_and_neighbouring_shares(ways: Routes) -> None:
+    for actor in range(ways.actors):
+        mine = [item for item in ways.ranges if item.actor == actor]
+        assert mine[0].start == actor * ways.total // ways.actors
+        assert sum(item.stop - item.start for item in mine) == ways.total // ways.actors
+        assert all(one.stop == other.start for one, other in itertools.pairwise(mine))
+
+
+@given(routes())
+def test_pieces_say_which_environments_their_rows_are(ways: Routes) -> None:
+    result: list[EnvRange] = []
+    for stage in range(ways.stages):
+        for rollout in range(ways.rollouts):
+            row = 0
+            for piece in ways.pieces(rollout, stage):
+                assert piece.start == row
+                row = piece.stop
+                env = piece.first // (ways.stages * ways.batch)
+                stop = piece.first + piece.stop - piece.start
+                result.append(EnvRange(env, stage, rollout, piece.actor, piece.first, stop))
+    assert sorted(result, key=lambda item: item.start) == list(ways.ranges)
+
+
+@given(routes())
+def test_rollouts_share_every_stage_evenly(ways: Routes) -> None:
+    for stage in range(ways.stages):
+        loads = [sum(share.stop - share.start for share in ways.of_rollout(r, stage)) for r in range(ways.rollouts)]
+        assert max(loads) - min(loads) <= 1
+
+
+@pytest.mark.parametrize(("total", "envs", "stages", "actors"), [(6, 4, 1, 1), (6, 1, 4, 1), (6, 1, 1, 4)])
+def test_environments_that_cannot_be_dealt_evenly_are_refused(total: int, envs: int, stages: int, actors: int) -> None:
+    with pytest.raises(ValueError, match=f"{total} environments cannot be split evenly over 4"):
+        Routes(total, envs, stages, actors=actors)
+
+
+def test_rollouts_on_their_way_have_keys_of_their_own() -> None:
+    keys = [trajectory_key(0, step, 2) for step in range(1, 4)]
+    assert len(set(keys)) == 3
+    assert trajectory_key(0, 4, 2) == keys[0]
+    assert trajectory_key(1, 1, 2) != keys[0]
+
+
+def test_every_actor_is_in_one_team() -> None:
+    teams = [list(actor_ranks(team, 12, 4)) for team in range(4)]
+    assert teams[0] == [0, 4, 8]
+    assert sorted(rank for team in teams for rank in team) == list(range(12))
+
+
+def test_messages_are_taken_apart_and_put_together() -> None:
+    message = {"observations": {"states": np.arange(8).reshape(4, 2)}, "rewards": np.arange(4)}
+    parts = [sliced(message, 0, 3, 4), sliced(message, 3, 4, 4)]
+    again = stacked(parts)
+    assert (again["observations"]["states"] == message["observations"]["states"]).all()
+    assert again["rewards"].tolist() == [0, 1, 2, 3]
+    assert sliced(message, 0, 4, 4) is message
+
+
+N, HORIZON, LOOKS = 2, 7, 9
+
+
+@pytest.mark.parametrize(("executed", "coefficient"), [(1, 0.01), (1, -0.5), (3, 0.3), (7, 0.3)])
+def test_actions_are_weighted_means_of_all_predictions(executed: int, coefficient: float) -> None:
+    """The second environment begins a new episode at the fifth look: earlier chunks are not of it."""
+    chunks = torch.randn(LOOKS, N, HORIZON, 3, generator=torch.Generator().manual_seed(0))
+    ensemble = TemporalEnsemble(executed, coefficient)
+    for look, chunk in enumerate(chunks):
+        mean = ensemble.add(chunk, None if look == 0 else np.array([False, look == 4]))
+        for env in range(N):
+            first = 4 if env == 1 and look >= 4 else 0
+            for ahead in range(executed):
+                # (look - of) chunks later the step is so many actions further in the chunk of look `of`.
+                places = [(of, ahead + executed * (look - of)) for of in range(first, look + 1)]
+                said = [chunks[of, env, place] for of, place in places if place < HORIZON]
+                weights = [math.exp(-coefficient * index) for index in range(len(said))]
+                expected = sum(weight * action for weight, action in zip(weights, said, strict=True)) / sum(weights)
+                torch.testing.assert_close(mean[env, ahead], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
+    model = {"model_type": "flow_policy", "hidden_dim": 16, "num_action_chunks": 4, "options": {"action_horizon": 9}}
+    policy: Any = make_model(policy_model(model), EnvSpec(5, 2))
+    executed, generator = 4, np.random.default_rng(0)
+    ensemble = TemporalEnsemble(executed)
+    seen = [policy.prepare({"states": generator.normal(size=(3, 5)).astype(np.float32)}) for _ in range(2)]
+    np.testing.assert_array_equal(
+        greedy_actions(policy, seen[0], executed), policy.to_env(policy.act(seen[0], greedy=True).actions)
+    )
+    first, second = (policy.predicted(item) for item in seen)
+    np.testing.assert_allclose(greedy_actions(policy, seen[0], executed, ensemble), policy.to_env(first), atol=1e-6)
+    newer = math.exp(-0.01)
+    expected = (first[:, executed : 2 * executed] + newer * second[:, :executed]) / (1 + newer)
+    np.testing.assert_allclose(greedy_actions(policy, seen[1], executed, ensemble), policy.to_env(expected), atol=1e-6)

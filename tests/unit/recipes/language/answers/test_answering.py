@@ -10,8 +10,6 @@ from typing import Any, cast
 import pytest
 from torch import Tensor
 
-pytest.importorskip("transformers")
-
 from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.answers.buffered_answers import UnfinishedGroup
 from recipes.language.answers.sequences import FinishReason, Request, Sequence
@@ -21,8 +19,7 @@ from recipes.language.engines.foreign_answers import EngineAnswerError
 from recipes.language.prompts.prompt_messages import KeepUnfinished, NewWeights, Prompt
 from recipes.language.weights.weight_transfer import WeightHeader, WeightUpdate
 from recipes.language.workers.request_tracker import Answering
-from rlinf_core.job.load import load_job
-from tests.unit.recipes.language.orders import Script
+from tests.unit.recipes.language.tiny import Script, job_config, sequence
 
 
 class SteppingEngine(Engine):
@@ -52,15 +49,8 @@ class SteppingEngine(Engine):
         return [self._sequence(*row, "stop") for row in ended]
 
     def _sequence(self, request: Request, sample: int, versions: list[int], reason: FinishReason) -> Sequence:
-        return Sequence(
-            request_id=request.request_id,
-            sample=sample,
-            prompt=request.prompt,
-            tokens=tuple(5 for _ in versions),
-            logprobs=tuple(0.0 for _ in versions),
-            versions=tuple(versions),
-            finish_reason=reason,
-        )
+        options: Any = {"request_id": request.request_id, "versions": tuple(versions), "finish_reason": reason}
+        return sequence([5] * len(versions), request.prompt, sample, **options)
 
     def unfinished_answers(self) -> list[Sequence]:
         return [self._sequence(*row, "aborted") for row in self.rows]
@@ -99,7 +89,7 @@ class Encoder:
     def encode(self, problem: Problem) -> tuple[int, ...] | None:
         return (int(problem.prompt),) if int(problem.prompt) else None
 
-    def text(self, tokens: tuple[int, ...]) -> str:
+    def text(self, tokens: tuple[int, ...], stops: frozenset[int]) -> str:
         return "x" * len(tokens)
 
     def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
@@ -133,8 +123,7 @@ def prompt(slot: int, length: int, version: int = 0, answers: int = 2, step: int
 
 
 def made(*overrides: str, restore_unfinished: Any = None) -> tuple[Answering, list[AnswerGroup]]:
-    job = load_job("math_laptop", ("data.shuffle=false", *overrides), environ={})
-    config, encoder = cast("Any", job.config), cast("Any", Encoder())
+    config, encoder = job_config("data.shuffle=false", *overrides), cast("Any", Encoder())
     put: list[AnswerGroup] = []
     problems: Any = [Problem(prompt=str(number), answer="") for number in range(50)]
     engine = SteppingEngine()
@@ -150,9 +139,7 @@ def versions(group: AnswerGroup) -> tuple[int, ...]:
 def test_answers_under_way_go_on_under_new_weights() -> None:
     answering, put = made("runner.max_staleness=2")
     script = Script((0, NewWeights(0)), (0, (prompt(0, 6), prompt(1, 2))), (2, NewWeights(1)), (9, None))
-
     answering.answer_forever(script, Weights())
-
     assert {item.prompt.slot: versions(item) for item in put} == {1: (0, 0), 0: (0, 0, 0, 1, 1, 1)}
 
 
@@ -166,18 +153,14 @@ def test_answers_end_under_their_weights_without_partial_rollout() -> None:
         (6, (prompt(2, 1),)),
         (9, None),
     )
-
     answering.answer_forever(script, Weights(2))
-
     assert {item.prompt.slot: versions(item) for item in put} == {0: (0,) * 6, 1: (0, 0), 2: (1,)}
 
 
 def test_prompt_waits_for_its_weights_while_others_continue() -> None:
     answering, put = made("runner.max_staleness=1")
     script = Script((0, NewWeights(0)), (0, (prompt(0, 8), prompt(1, 1, version=1))), (2, NewWeights(1)), (3, None))
-
     answering.answer_forever(script, Weights(3))
-
     results = {item.prompt.slot: versions(item) for item in put}
     assert results[1] == (1,)
     assert set(results[0]) == {0, 1}
@@ -188,9 +171,7 @@ def test_the_end_comes_when_everything_is_answered_once(ending: int) -> None:
     answering, put = made("runner.max_staleness=1")
     prompts = tuple(prompt(slot, slot % 5, answers=3) for slot in range(12))
     script = Script((0, NewWeights(0)), (0, prompts), (0, NewWeights(1)), (0, NewWeights(2)), (ending, None))
-
     answering.answer_forever(script, Weights(1))
-
     assert sorted(item.prompt.slot for item in put) == list(range(12))
     assert all(len(item.answers) == (3 if item.prompt.slot % 5 else 0) for item in put)
     assert [[answer.sample for answer in item.answers] for item in put if item.answers] == [[0, 1, 2]] * 9
@@ -200,10 +181,30 @@ def test_the_end_comes_when_everything_is_answered_once(ending: int) -> None:
 def test_problems_of_evaluation_have_slots_of_their_own() -> None:
     answering, put = made()
     answering.load(Weights()().wait())
-
     answering.answer([prompt(0, 3), prompt(0, 4, step=0)])
-
     assert [(item.prompt.trains, len(item.answers[0].tokens)) for item in put] == [(True, 3), (False, 4)]
+
+
+def test_a_problem_that_a_batch_asks_twice_is_drawn_anew() -> None:
+    answering, _ = made()
+    answering.load(Weights()().wait())
+    submitted: list[Request] = []
+    cast("Any", answering)._engine.submit = submitted.append
+    answering._begin([prompt(0, 3), prompt(1, 53), prompt(2, 3, step=2), prompt(0, 3, step=0)])
+    assert {request.prompt for request in submitted} == {(3,)}
+    assert len({request.params.seed for request in submitted}) == 4
+
+
+def test_a_prompt_without_room_in_the_engine_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answering, put = made("rollout.sampling_params.max_new_tokens=8")
+    monkeypatch.setattr(SteppingEngine, "longest", 9)
+    answering.answer([prompt(0, 3)])
+    monkeypatch.setattr(SteppingEngine, "longest", 8)
+    answering.answer([prompt(1, 3), prompt(2, 4)])
+    assert [len(group.answers) for group in put] == [2, 0, 0]
+    assert caplog.text.count("1 tokens and `max_new_tokens` 8 exceed the engine's limit of 8") == 1
 
 
 def test_a_worker_that_gets_no_prompt_is_done() -> None:
@@ -217,7 +218,6 @@ def test_an_engine_that_leaves_answers_out_is_told(monkeypatch: pytest.MonkeyPat
     engine = cast("Any", answering)._engine
     whole = engine.step
     monkeypatch.setattr(engine, "step", lambda: [item for item in whole() if item.sample != 1])
-
     with pytest.raises(EngineAnswerError, match="returned 1 of 2 answers"):
         answering.answer([prompt(0, 3)])
     assert put == []
@@ -242,9 +242,7 @@ def test_an_answer_that_an_engine_fails_is_drawn_again(tries: int, failures: lis
     answering, put = made()
     cast("Any", answering)._engine = FailingEngine(tries)
     answering.load(Weights()().wait())
-
     answering.answer([prompt(0, 3)])
-
     (group,) = put
     assert [answer.failure for answer in group.answers] == failures
     assert [len(answer.tokens) for answer in group.answers] == [0 if failure else 3 for failure in failures]
@@ -255,9 +253,7 @@ def test_a_failed_answer_is_not_kept_for_a_checkpoint() -> None:
     cast("Any", answering)._engine = FailingEngine(2)
     kept: list[Any] = []
     orders = (0, NewWeights(0)), (0, (prompt(0, 8),)), (4, KeepUnfinished(1)), (12, None)
-
     answering.answer_forever(Script(*orders), Weights(), kept.append)
-
     (report,) = kept
     assert [answer.sample for group in report.groups for answer in group.answers] == [1]
     assert [answer.failed for answer in put[0].answers] == [True, False]
@@ -274,7 +270,6 @@ def kept_of(*orders: tuple[int, Any], restore_unfinished: Any = None) -> tuple[l
 def test_answers_under_way_are_handed_over_and_go_on_from_there() -> None:
     prompts = (prompt(0, 6), prompt(1, 2), prompt(2, 1, version=1), prompt(3, 0))
     (report,), whole = kept_of((0, NewWeights(0)), (0, prompts), (3, KeepUnfinished(1)), (4, NewWeights(1)), (9, None))
-
     # The second is answered by then, the third waits for its weights, the fourth is too long.
     assert report.oldest == {6: 0, 1: None}
     ((position, answers),) = report.groups
@@ -283,7 +278,6 @@ def test_answers_under_way_are_handed_over_and_go_on_from_there() -> None:
     again = prompt(7, 6)._replace(begun=True)
     orders = (0, NewWeights(0)), (0, NewWeights(1)), (0, (again,)), (9, None)
     _, put = kept_of(*orders, restore_unfinished={6: report.groups[0]}.get)
-
     (group,) = put
     assert group.prompt.slot == 7
     assert [answer.sample for answer in group.answers] == [0, 1]
@@ -292,34 +286,20 @@ def test_answers_under_way_are_handed_over_and_go_on_from_there() -> None:
 
 
 def test_of_a_group_only_what_has_not_ended_goes_on() -> None:
-    def answer(sample: int, count: int, reason: FinishReason) -> Sequence:
-        ones = (1,) * count
-        return Sequence(
-            request_id="",
-            sample=sample,
-            prompt=(6,),
-            tokens=ones,
-            logprobs=(0.0,) * count,
-            versions=ones,
-            finish_reason=reason,
-        )
-
-    begun = UnfinishedGroup(6, (answer(1, 4, "stop"), answer(2, 5, "aborted")))
+    ended = sequence([1] * 4, (6,), 1, versions=(1,) * 4)
+    aborted = sequence([1] * 5, (6,), 2, versions=(1,) * 5, finish_reason="aborted")
+    begun = UnfinishedGroup(6, (ended, aborted))
     orders = (0, NewWeights(0)), (0, (prompt(0, 6, answers=3)._replace(begun=True),)), (9, None)
-
     _, put = kept_of(*orders, restore_unfinished={6: begun}.get)
-
     (group,) = put
     assert [answer.versions for answer in group.answers] == [(0,) * 6, (1,) * 4, (1, 1, 1, 1, 1, 0)]
 
 
 def test_waiting_answers_are_kept_by_the_next_checkpoint() -> None:
-    begun = UnfinishedGroup(6, (_one_token(),))
+    begun = UnfinishedGroup(6, (sequence((5,), (6,), finish_reason="aborted"),))
     waits = prompt(0, 6, version=1)._replace(begun=True)
     orders = (0, NewWeights(0)), (0, (waits,)), (1, KeepUnfinished(1)), (2, NewWeights(1)), (9, None)
-
     (report,), put = kept_of(*orders, restore_unfinished={6: begun}.get)
-
     assert report.groups == (begun,)
     assert report.oldest == {6: 0}
     assert len(put) == 1
@@ -331,25 +311,15 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(
 ) -> None:
     """An engine that cannot, or a prompt that is another one by now."""
     monkeypatch.setattr(SteppingEngine, "continues", continues)
-    begun = UnfinishedGroup(6, (replace(_one_token(), prompt=asked),))
+    begun = UnfinishedGroup(6, (sequence((5,), asked, finish_reason="aborted"),))
     orders = (0, NewWeights(0)), (0, NewWeights(1)), (0, (prompt(0, 6)._replace(begun=True),)), (9, None)
-
     _, put = kept_of(*orders, restore_unfinished={6: begun}.get)
-
     assert [len(answer.tokens) for answer in put[0].answers] == [6, 6]
-
-
-def _one_token() -> Sequence:
-    return Sequence(
-        request_id="", sample=0, prompt=(6,), tokens=(5,), logprobs=(0.0,), versions=(0,), finish_reason="aborted"
-    )
 
 
 def test_prompt_that_is_set_aside_has_failed_answers() -> None:
     answering, put = made()
-
     answering.answer([prompt(0, 6)._replace(set_aside=True), prompt(1, 2)])
-
     aside, drawn = put
     assert [(answer.sample, answer.failed, answer.tokens) for answer in aside.answers] == [(0, True, ()), (1, True, ())]
     assert (len(drawn.answers), answering.drawn) == (2, 4)
@@ -357,9 +327,7 @@ def test_prompt_that_is_set_aside_has_failed_answers() -> None:
 
 def test_prompt_that_is_tried_alone_is_answered_for_nobody() -> None:
     answering, put = made()
-
     answering.try_alone(prompt(0, 6))
     assert (answering.drawn, put) == (12, [])
-
     answering.answer([prompt(1, 2)])
     assert [group.prompt.slot for group in put] == [1]

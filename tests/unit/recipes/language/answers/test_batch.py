@@ -1,12 +1,19 @@
+"""Batches of answers: parts, selections, segments, and their evaluation by another group."""
+
 from __future__ import annotations
 
 import random
+import re
+from collections import defaultdict, deque
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from recipes.language.answers.answer_batch import (
     RolloutBatch,
@@ -17,14 +24,14 @@ from recipes.language.answers.answer_batch import (
     token_budget_parts,
     whole_groups,
 )
-from recipes.language.answers.sequences import Sequence as Answer
-from tests.unit.recipes.language.tiny import answers, random_batch
+from recipes.language.answers.exits import EXIT_OF_SCORING, Cause, Exit
+from recipes.language.workers.token_evaluation import EvaluationClient, EvaluationServer, shares
+from tests.unit.recipes.language.tiny import answers, random_batch, sequence
 
 
 @given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 6))
 def test_items_are_dealt_once_and_no_part_is_much_heavier(weights: list[int], parts: int) -> None:
     dealt = balanced(weights, parts)
-
     assert len(dealt) == parts
     assert sorted(item for part in dealt for item in part) == list(range(len(weights)))
     sums = [sum(weights[item] for item in part) for part in dealt]
@@ -32,45 +39,30 @@ def test_items_are_dealt_once_and_no_part_is_much_heavier(weights: list[int], pa
     assert max(sums) - min(sums) <= max(weights, default=0)
 
 
-@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 200))
-def test_parts_stay_within_their_budget_but_for_items_above_it(costs: list[int], budget: int) -> None:
-    parts = token_budget_parts(costs, budget)
-
-    assert sorted(item for part in parts for item in part) == list(range(len(costs)))
-    for part in parts:
-        assert sum(costs[item] for item in part) <= budget or len(part) == 1
-
-
-@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 200), st.integers(0, 100))
-def test_parts_with_long_items_stay_in_budget_filled_up(costs: list[int], budget: int, shares_row: int) -> None:
-    parts = token_budget_parts(costs, budget, shares_row=shares_row)
-
-    assert sorted(item for part in parts for item in part) == list(range(len(costs)))
-    for part in parts:
-        sizes = [costs[item] for item in part]
-        padded = max(sizes) * len(sizes) if max(sizes) > shares_row else sum(sizes)
-        assert padded <= budget or len(part) == 1
-
-
 @given(
-    st.lists(st.tuples(st.integers(1, 100), st.integers(1, 8)), max_size=40), st.integers(1, 200), st.integers(8, 20)
+    st.lists(st.tuples(st.integers(1, 100), st.integers(1, 8)), max_size=40),
+    st.integers(1, 200),
+    st.none() | st.integers(8, 20),
+    st.none() | st.integers(0, 100),
 )
-def test_parts_have_no_more_answers_than_asked_for(items: list[tuple[int, int]], budget: int, most: int) -> None:
+def test_parts_stay_within_their_bounds_but_for_items_above(
+    items: list[tuple[int, int]], budget: int, most: int | None, shares_row: int | None
+) -> None:
     costs, counts = [cost for cost, _ in items], [count for _, count in items]
-    parts = token_budget_parts(costs, budget, counts, most)
-
+    parts = token_budget_parts(costs, budget, counts, most, shares_row=shares_row)
     assert sorted(item for part in parts for item in part) == list(range(len(items)))
     for part in parts:
-        assert sum(counts[item] for item in part) <= most
-        assert sum(costs[item] for item in part) <= budget or len(part) == 1
+        sizes = [costs[item] for item in part]
+        # Beside an item that shares no row, each takes as much as that one.
+        fills_up = shares_row is not None and max(sizes) > shares_row
+        assert len(part) == 1 or (max(sizes) * len(sizes) if fills_up else sum(sizes)) <= budget
+        assert most is None or sum(counts[item] for item in part) <= most
 
 
 def test_a_selection_has_the_tokens_of_its_answers() -> None:
     batch = random_batch(0, groups=3, size=2)
     chosen = torch.tensor([4, 0])
-
     result = batch.select(chosen)
-
     starts = batch.lengths.cumsum(0) - batch.lengths
     expected = torch.cat([batch.tokens[starts[i] : starts[i] + batch.lengths[i]] for i in chosen])
     assert torch.equal(result.tokens, expected)
@@ -82,9 +74,7 @@ def test_a_selection_has_the_tokens_of_its_answers() -> None:
 
 def test_batches_join_in_order_and_nothing_joins_to_nothing() -> None:
     first, second = random_batch(1, groups=2), random_batch(2, groups=1)
-
     both = RolloutBatch.joined([first, second])
-
     assert torch.equal(both.tokens, torch.cat((first.tokens, second.tokens)))
     assert len(both) == len(first) + len(second)
     assert len(RolloutBatch.joined([])) == 0
@@ -93,9 +83,7 @@ def test_batches_join_in_order_and_nothing_joins_to_nothing() -> None:
 def test_sums_over_answers_undo_what_is_spread_over_tokens() -> None:
     batch = random_batch(3)
     values = torch.arange(len(batch)).float()
-
     spread = per_token(values, batch.answer_lengths)
-
     assert spread.shape == batch.logprobs.shape
     torch.testing.assert_close(answer_sums(spread, batch.answer_lengths), values * batch.answer_lengths)
 
@@ -103,7 +91,6 @@ def test_sums_over_answers_undo_what_is_spread_over_tokens() -> None:
 def test_groups_keep_the_order_of_their_first_answers() -> None:
     rng = random.Random(0)
     made = [RolloutBatch.of(answers(rng, (5,), [2]), group, [0.0]) for group in (7, 3, 7)]
-
     assert whole_groups(RolloutBatch.joined(made)) == [[0, 2], [1]]
 
 
@@ -113,10 +100,8 @@ def test_groups_at_once_equal_groups_joined() -> None:
         ScoredAnswers(answers(rng, (5, 6), [3, 1]), 7, [1.0, 0.5]),
         ScoredAnswers(answers(rng, (4,), [2]), 3, [0.0]),
     ]
-
     at_once = RolloutBatch.of_groups(groups)
     joined = RolloutBatch.joined([RolloutBatch.of(*group) for group in groups])
-
     for field in fields(RolloutBatch):
         torch.testing.assert_close(getattr(at_once, field.name), getattr(joined, field.name), rtol=0, atol=0)
 
@@ -124,9 +109,7 @@ def test_groups_at_once_equal_groups_joined() -> None:
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_batch_keeps_what_the_engine_said_of_each_token(length: int) -> None:
     made = answers(random.Random(0), (5, 6), [length])
-
     batch = RolloutBatch.of(made, 0, [1.0])
-
     assert batch.tokens.tolist() == [5, 6, *made[0].tokens]
     assert batch.logprobs.tolist() == pytest.approx(list(made[0].logprobs))
     assert batch.answer_lengths.tolist() == [length]
@@ -134,54 +117,22 @@ def test_a_batch_keeps_what_the_engine_said_of_each_token(length: int) -> None:
 
 def test_answers_under_mixed_weights_are_distinguished() -> None:
     versions = ((3, 3), (2, 3, 3), (2,), (), (3,))
-    drawn = [
-        Answer(
-            request_id="",
-            sample=number,
-            prompt=(1, 2),
-            tokens=tuple(range(len(version))),
-            logprobs=(0.0,) * len(version),
-            versions=version,
-            finish_reason="stop",
-        )
-        for number, version in enumerate(versions)
-    ]
+    drawn = [sequence(range(len(item)), (1, 2), number, versions=item) for number, item in enumerate(versions)]
     batch = RolloutBatch.of(drawn, 0, [0.0] * len(drawn))
-
     assert batch.drawn_by(3).tolist() == [True, True, False, False, False, False, True]
 
 
 def with_segments() -> RolloutBatch:
     """Two trajectories of one group, the first of two segments, with words of tools in them."""
-    first = Answer(
-        request_id="",
-        sample=0,
-        prompt=(3,),
-        tokens=(4, 5, 6),
-        logprobs=(-1.0, 0.0, -2.0),
-        versions=(7, 0, 7),
-        finish_reason="stop",
-        trained=(True, False, True),
-        rewards=(0.25, 0.0, 0.0),
-    )
-    branch = Answer(
-        request_id="",
-        sample=0,
-        prompt=(3, 4),
-        tokens=(8,),
-        logprobs=(-3.0,),
-        versions=(6,),
-        finish_reason="stop",
-    )
+    about: Any = {"versions": (7, 0, 7), "trained": (True, False, True), "rewards": (0.25, 0.0, 0.0)}
+    first, branch = sequence((4, 5, 6), (3,), **about), sequence((8,), (3, 4), versions=(6,))
     (second,) = answers(random.Random(0), (3,), [2])
     return RolloutBatch.of([first, branch, replace(second, sample=1, versions=(7, 7))], 5, [1.0, 1.0, 0.0])
 
 
 def test_segments_of_a_trajectory_are_counted_as_one() -> None:
     batch = with_segments()
-
     first, counts = batch.trajectories
-
     assert first.tolist() == [0, 2]
     assert counts.tolist() == [2, 1]
     assert batch.trained.tolist() == [True, False, True, True, True, True]
@@ -195,3 +146,62 @@ def test_words_of_tools_are_drawn_by_no_weights() -> None:
     assert batch.drawn_by(7).tolist() == [True, False, True, False, True, True]
     assert batch.drawn_by(0).tolist() == [False] * 6
     assert [answer.drawn for answer in answers(random.Random(1), (3,), [4])] == [4]
+
+
+Wires = defaultdict[tuple[str, int, str, int], deque[Any]]
+
+
+class Peer:
+    """Stands for a worker."""
+
+    def __init__(self, group: str, rank: int, wires: Wires) -> None:
+        self.group, self.rank, self.wires = group, rank, wires
+
+    def send(self, value: Any, group: str, rank: int) -> None:
+        self.wires[self.group, self.rank, group, rank].append(value)
+
+    def recv(self, group: str, rank: int) -> Any:
+        return self.wires[group, rank, self.group, self.rank].popleft()
+
+
+def evaluated(tokens: Tensor) -> Tensor:
+    return tokens.float() * 2 + 1
+
+
+@pytest.mark.parametrize(("actors", "others"), [(1, 1), (3, 1), (1, 3), (2, 3)])
+def test_every_token_gets_its_own_value_back(actors: int, others: int) -> None:
+    wires: Wires = defaultdict(deque)
+    peers: Any = [Peer("actor", rank, wires) for rank in range(actors)]
+    servers: Any = [Peer("critic", rank, wires) for rank in range(others)]
+    clients = [EvaluationClient(peer, "critic", others) for peer in peers]
+    batches = [random_batch(rank, groups=2 + 3 * rank) for rank in range(actors)]
+    for client, batch in zip(clients, batches, strict=True):
+        client.send(batch)
+        client.send_tokens(batch.logprobs * 3)
+    for item in servers:
+        server = EvaluationServer(item, "actor", actors)
+        mine = server.recv()
+        assert torch.equal(server.recv_tokens(), mine.logprobs * 3)
+        server.send_tokens(evaluated(mine.logprobs))
+    for client, batch in zip(clients, batches, strict=True):
+        assert torch.equal(client.recv_tokens(), evaluated(batch.logprobs))
+    assert not any(wires.values())
+
+
+def test_groups_stay_whole_and_workers_get_like_shares() -> None:
+    batch = random_batch(5, groups=40)
+    dealt = shares(batch, 4)
+    assert sorted(row for part in dealt for row in part) == list(range(len(batch)))
+    groups = [set(batch.groups[torch.tensor(part)].tolist()) for part in dealt]
+    assert sum(map(len, groups)) == 40
+    tokens = [int(batch.lengths[torch.tensor(part)].sum()) for part in dealt]
+    assert max(tokens) < 1.1 * min(tokens)
+
+
+PAGE = Path(__file__).parents[5] / "docs" / "rewards-and-data.md"
+
+
+def test_the_page_has_one_row_for_every_end() -> None:
+    rows = re.findall(r"^\| `((?:exit|failed)/\w+)` \| \S.*\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [*(f"exit/{end}" for end in Exit), *(f"failed/{end}" for end in Cause)]
+    assert set(EXIT_OF_SCORING) == {Cause.TIMEOUT, Cause.ERROR, Cause.CRASH}

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet as writer
 
 from recipes.agent.config.agent_config import AgentDataConfig
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.tasks.tasks import first_messages
 from recipes.language.data.chat_messages import read_messages, read_tools
 from recipes.language.data.problem_sources import located_rows, read_file
+from recipes.language.data.problems import Problem
 from recipes.language.templates.chat_template import ChatTemplate
 from recipes.sft_chat.config import ChatDataConfig
 from recipes.sft_chat.conversations import load_conversations
@@ -46,8 +49,7 @@ def function(name: str, **properties: Any) -> dict[str, Any]:
 
 
 def parquet(file: Path, rows: Sequence[Any]) -> Path:
-    arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    writer.write_table(arrow.Table.from_pylist(rows), file)
+    writer.write_table(pyarrow.Table.from_pylist(rows), file)
     return file
 
 
@@ -85,19 +87,16 @@ def test_template_that_wants_arguments_as_text_gets_json() -> None:
         assert '{"a": "b"}' in ChatTemplate(tokenizer(template)).write([ASKED, message])
 
 
+DEEP = calling(call({"a": 1, "deep": [{"x": 1}, {"y": {"z": "q"}}]}))
+RESULT = {"role": "tool", "content": "3"}
 ROWS = [
     {
-        "messages": [ASKED, calling(call({"a": 1, "deep": [{"x": 1}, {"y": {"z": "q"}}]})), ASKED, calling(call({}))],
+        "messages": [ASKED, DEEP, ASKED, calling(call({}))],
         "tools": [function("add", a={"type": "integer"}), function("mul", b={"type": "string", "enum": ["u", "v"]})],
         "chat_template_kwargs": None,
     },
     {
-        "messages": [
-            {**ASKED, "name": "n"},
-            calling(call({"a": 2})),
-            {"role": "tool", "content": "3"},
-            calling(call({})),
-        ],
+        "messages": [{**ASKED, "name": "n"}, calling(call({"a": 2})), RESULT, calling(call({}))],
         "tools": [function("sub", c={"items": {"type": "integer"}})],
         "chat_template_kwargs": None,
     },
@@ -112,32 +111,28 @@ def test_rows_of_parquet_are_the_tokens_of_their_json_lines(tmp_path: Path, eval
 
 
 def test_numbers_and_maps_within_structs_keep_their_form(tmp_path: Path) -> None:
-    arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    numbers = arrow.list_(arrow.struct([("x", arrow.float32()), ("m", arrow.map_(arrow.string(), arrow.float32()))]))
+    numbers = pyarrow.list_(
+        pyarrow.struct([("x", pyarrow.float32()), ("m", pyarrow.map_(pyarrow.string(), pyarrow.float32()))])
+    )
     rows = [[{"x": 0.1, "m": [("k", 0.3)]}], [{"x": None, "m": None}]]
-    writer.write_table(arrow.table({"a": arrow.array(rows, numbers)}), tmp_path / "some.parquet")
-    assert [row["a"] for _, row in located_rows(str(tmp_path / "some.parquet"))] == [
-        [{"x": 0.1, "m": {"k": 0.3}}],
-        [{"x": None, "m": None}],
-    ]
+    writer.write_table(pyarrow.table({"a": pyarrow.array(rows, numbers)}), tmp_path / "some.parquet")
+    results = [row["a"] for _, row in located_rows(str(tmp_path / "some.parquet"))]
+    assert results == [[{"x": 0.1, "m": {"k": 0.3}}], [{"x": None, "m": None}]]
 
 
 def test_parquet_text_not_in_utf8_is_told_by_row(tmp_path: Path) -> None:
-    arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    broken = arrow.array([b"a", b"\xed\xa0\x80"]).view(arrow.string())
-    writer.write_table(arrow.table({"prompt": broken, "answer": ["1", "2"]}), tmp_path / "some.parquet")
+    broken = pyarrow.array([b"a", b"\xed\xa0\x80"]).view(pyarrow.string())
+    writer.write_table(pyarrow.table({"prompt": broken, "answer": ["1", "2"]}), tmp_path / "some.parquet")
     with pytest.raises(ConfigError, match=r"some\.parquet, row 1: a text under `prompt` is not UTF-8"):
         read_file(str(tmp_path / "some.parquet"), "prompt", "answer")
 
 
 def test_prompts_of_parquet_are_those_of_their_json_lines(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "sum"}, {"type": "text", "text": "?"}]
+    asked = {"role": "user", "content": parts}
     rows = [
-        {
-            "prompt": [{"role": "user", "content": parts}, calling(call({"a": 1})), {**ASKED, "content": parts}],
-            "answer": "1",
-        },
-        {"prompt": [calling(call({"b": 2})), {**ASKED, "name": "n", "content": parts}], "answer": "2"},
+        {"prompt": [asked, calling(call({"a": 1})), asked], "answer": "1"},
+        {"prompt": [calling(call({"b": 2})), {**asked, "name": "n"}], "answer": "2"},
     ]
     lines, columns = (
         read_file(str(write(tmp_path / name, rows)), "prompt", "answer")
@@ -157,6 +152,16 @@ def test_calls_in_the_prompt_of_a_task_reach_the_agent(tmp_path: Path) -> None:
     ((name, arguments, call_id),) = messages[1].calls
     assert (name, json.loads(arguments), call_id) == ("add", {"a": 1}, "1")
     assert messages[2] == ChatMessage("tool", "3", call_id="1", name="add")
+
+
+def test_instructions_of_tools_join_a_rows_system_message() -> None:
+    data = AgentDataConfig(apply_chat_template=True, system_prompt="Be brief.")
+    own = ({"role": "system", "content": "Be kind."}, ASKED)
+    tasks = [Problem(prompt="?", answer="", messages=messages) for messages in (own, own, (ASKED,))]
+    firsts = [
+        first_messages(task, data, text)[0].text for task, text in zip(tasks, ("Call.", "", "Call."), strict=True)
+    ]
+    assert firsts == ["Be kind.\n\nCall.", "Be kind.", "Be brief.\n\nCall."]
 
 
 def test_functions_may_be_json_texts() -> None:

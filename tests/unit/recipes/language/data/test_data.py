@@ -1,15 +1,21 @@
+"""Problems of files, formulas and reasoning-gym, and their prompts."""
+
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data import problem_sources
@@ -17,13 +23,16 @@ from recipes.language.data.load_problems import data_set_names, load_problems, m
 from recipes.language.data.problem_sources import Joined, ReasoningGym, Sums, check_file, read_file
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.prompts import PromptEncoder
+from recipes.language.templates.chat_template import TemplateRefusalError
 from rlinf_core.errors import ConfigError
+
+ROW = {"prompt": "1 + 1?", "answer": "2"}
+TEXT = json.dumps(ROW) + "\n"
 
 
 @given(st.integers(1, 30), st.integers(0, 100), st.integers(0, 60), st.integers(0, 5))
 def test_every_epoch_takes_each_problem_once_wherever_one_begins(size: int, start: int, count: int, seed: int) -> None:
     whole = training_order(size, 0, start + count, seed=seed, shuffle=True)
-
     assert training_order(size, start, count, seed=seed, shuffle=True) == whole[start:]
     for epoch in range((start + count) // size):
         assert sorted(whole[epoch * size : (epoch + 1) * size]) == list(range(size))
@@ -31,7 +40,6 @@ def test_every_epoch_takes_each_problem_once_wherever_one_begins(size: int, star
 
 def test_the_order_depends_on_the_seed_and_can_be_left_as_it_is() -> None:
     first, second = (training_order(50, 0, 50, seed=seed, shuffle=True) for seed in (0, 1))
-
     assert first != second
     assert training_order(5, 3, 4, seed=0, shuffle=False) == [3, 4, 0, 1]
 
@@ -39,7 +47,6 @@ def test_the_order_depends_on_the_seed_and_can_be_left_as_it_is() -> None:
 @pytest.mark.parametrize("digits", [2, 3, 5])
 def test_sums_of_evaluation_are_none_of_training(digits: int) -> None:
     held_out, train = Sums(digits, held_out=True, size=100), Sums(digits, size=100)
-
     evaluated = {held_out[index].prompt for index in range(len(held_out))}
     trained = {train[index].prompt for index in range(0, len(train), max(1, len(train) // 5000))}
     assert len(evaluated) == 100
@@ -49,135 +56,155 @@ def test_sums_of_evaluation_are_none_of_training(digits: int) -> None:
 def test_sums_are_right() -> None:
     sums = Sums(2)
     for index in range(0, len(sums), 97):
-        problem = sums[index]
-        first, second = problem.prompt.removesuffix("=").split("+")
-        assert int(first) + int(second) == int(problem.answer)
-
-
-def test_sums_of_one_digit_are_all_hundred() -> None:
+        first, second = sums[index].prompt.removesuffix("=").split("+")
+        assert int(first) + int(second) == int(sums[index].answer)
     assert {Sums(1)[index].prompt for index in range(100)} == {f"{a}+{b}=" for a in range(10) for b in range(10)}
 
 
-def test_a_file_has_a_problem_in_each_line(tmp_path: Path) -> None:
-    file = tmp_path / "some.jsonl"
-    rows = [{"q": "1+1", "a": 2, "difficulty": "easy"}, {"q": "2+2", "a": 4}]
-    file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+Rows = str | bytes | dict[str, Any] | list[dict[str, Any]]
+Read = Callable[..., Any]
 
-    text = read_file(str(file), "q", "a")
 
-    assert [(item.prompt, item.answer, item.difficulty) for item in (text[0], text[1])] == [
-        ("1+1", "2", "easy"),
-        ("2+2", "4", ""),
-    ]
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Writes rows to `some.jsonl`, and reads them as problems."""
+
+    def of(rows: Rows, prompt: str = "prompt", answer: str = "answer") -> Any:
+        rows = [rows] if isinstance(rows, dict) else rows
+        text = rows if isinstance(rows, str | bytes) else "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "some.jsonl").write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_file(str(tmp_path / "some.jsonl"), prompt, answer)
+
+    return of
+
+
+def test_a_file_has_a_problem_in_each_line(read: Read) -> None:
+    rows = [{"q": "1+1", "a": 2, "difficulty": "easy"}, {"q": "2+2", "a": 4, "difficulty": None}]
+    text = read("\n".join(map(json.dumps, rows)) + "\n\n", "q", "a")
+    problems = [(item.prompt, item.answer, item.difficulty) for item in (text[0], text[1])]
+    assert problems == [("1+1", "2", "easy"), ("2+2", "4", "")]
     assert text[0].source == "some"
     assert Joined([text, text])[3].prompt == "2+2"
 
 
+USER, BEGUN = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "It is"}
+NO_PROMPT, NO_ANSWER = "some.jsonl:1: .*neither a text nor messages", "some.jsonl:1: .*there is no answer"
+
+
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("rows", "words"),
     [
         ("", "has no rows"),
-        ('{"q": 1}\n', r"some.jsonl:1: there is no key `a`"),
-        ('{"q": 1, "a": 2}\n{"q": 1,\n', r"some.jsonl:2: the line is not JSON"),
-        ('{"q": 1, "a": 2}\n' + "[" * 200_000 + "\n", r"some.jsonl:2: the line is nested more than 100 levels deep"),
-        ('{"q": 1, "a": ' + "9" * 5000 + "}\n", r"some.jsonl:1: the line holds an integer of too many digits"),
-        ('{"q": 1, "a": NaN}\n', r"some.jsonl:1: the line holds NaN"),
-        ('{"q": 1, "a": 1e999}\n', r"some.jsonl:1: the line holds a number that is too large"),
-        ('{"q": 1, "a": 2, "a": 3}\n', r"some.jsonl:1: the line names the key 'a' twice"),
-        ('{"q": "\\ud800", "a": 2}\n', r"some.jsonl:1: the line holds half of a character"),
-        ("[1]\n", r"some.jsonl, item 0: the row is not a JSON object"),
+        ({"prompt": 1}, "some.jsonl:1: there is no key `answer`"),
+        (TEXT + '{"prompt": 1,\n', "some.jsonl:2: the line is not JSON"),
+        (TEXT + "[" * 200_000 + "\n", "some.jsonl:2: the line is nested more than 100 levels deep"),
+        ('{"prompt": 1, "answer": ' + "9" * 5000 + "}\n", ":1: the line holds an integer of too many digits"),
+        ('{"prompt": 1, "answer": NaN}\n', "some.jsonl:1: the line holds NaN"),
+        ('{"prompt": 1, "answer": 1e999}\n', "some.jsonl:1: the line holds a number that is too large"),
+        ('{"prompt": 1, "answer": 2, "answer": 3}\n', "some.jsonl:1: the line names the key 'answer' twice"),
+        ('{"prompt": "\\ud800", "answer": 2}\n', "some.jsonl:1: the line holds half of a character"),
+        ("[1]\n", "some.jsonl, item 0: the row is not a JSON object"),
+        ('[{"prompt": "a"', "the list is not JSON"),
+        (TEXT.encode("utf-16"), "is UTF-16 text, not UTF-8"),
+        (TEXT.encode("utf-16-be"), "is UTF-16 text, not UTF-8"),
+        (TEXT.encode("utf-32"), "is UTF-32 text, not UTF-8"),
+        (gzip.compress(TEXT.encode("utf-32-le")), "is UTF-32 text, not UTF-8"),
+        (TEXT.encode() + b"\xff", "not UTF-8 text"),
+        (b"\x28\xb5\x2f\xfdrest", "compressed by zstd"),
+        (b"PAR1\x15\x04\xff", "is a Parquet file"),
+        (gzip.compress(TEXT.encode())[:-9], "damaged"),
+        ({"prompt": 3, "answer": "2"}, NO_PROMPT),
+        ({"prompt": [{"role": "user"}], "answer": "2"}, NO_PROMPT),
+        ({"prompt": [], "answer": "2"}, NO_PROMPT),
+        ({"prompt": [USER, BEGUN], "answer": "2"}, "some.jsonl:1: the last message under `prompt` is the assistant's"),
+        # Messages that a table of texts holds as Python writes them, or cut off.
+        ({"prompt": "[{'role': 'user', 'content': 'a'}]", "answer": "2"}, NO_PROMPT),
+        ({"prompt": ' [{"role": "user", "content": "a"}', "answer": "2"}, NO_PROMPT),
+        ({"prompt": '[{"content": [{"text": "a"}], "role": "user"}]', "answer": "2"}, NO_PROMPT),
+        ({"prompt": "1+1", "answer": None}, NO_ANSWER),
+        ({"prompt": "1+1", "answer": {"ground_truth": "2"}}, NO_ANSWER),
+        ({"prompt": "is it?", "answer": True}, NO_ANSWER),
+        ({"prompt": "1+1", "answer": ["2", "two"]}, NO_ANSWER),
+        ({"prompt": "", "answer": "2"}, "some.jsonl:1: .*the prompt under `prompt` is empty"),
+        ({"prompt": "<image>1+1", "answer": "2", "images": [{"bytes": "iVBO"}]}, ":1: .*there are media in `images`"),
+        ({"prompt": "<video>how many?", "answer": "2", "video": "a.mp4"}, ":1: .*there are media in `video`"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: str, words: str) -> None:
-    file = tmp_path / "some.jsonl"
-    file.write_text(text)
-
+def test_what_is_wrong_with_a_file_is_told_with_its_line(read: Read, rows: Rows, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        read_file(str(file), "q", "a")
+        read(rows)
 
 
-def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
-    binary = tmp_path / "some.jsonl"
-    binary.write_bytes(b"\xff\xfe{}")
-
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        read_file(str(binary), "q", "a")
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_file(str(tmp_path / "nothing.jsonl"), "q", "a")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(TEXT.encode(), id="lines"),
+        pytest.param(TEXT.encode("utf-8-sig"), id="mark"),
+        pytest.param(json.dumps([ROW]).encode(), id="list"),
+        pytest.param(json.dumps([ROW], indent=2).encode("utf-8-sig"), id="marked-list"),
+        pytest.param(gzip.compress(TEXT.encode()), id="gzip"),
+        pytest.param(gzip.compress(json.dumps([ROW]).encode()), id="gzip-list"),
+    ],
+)
+def test_encodings_of_others_are_read(content: bytes, read: Read) -> None:
+    problem = read(content)[0]
+    assert (problem.prompt, problem.answer) == ("1 + 1?", "2")
+
+
+@pytest.mark.parametrize("number", ["1.10", "6.02e23", "0.1000000000000000000001", "12345678901234567890"])
+def test_numbers_keep_what_is_written(number: str, read: Read) -> None:
+    problem = read(f'{{"prompt": "a", "answer": {number}}}\n')[0]
+    assert problem.answer == number
+    assert str(pickle.loads(pickle.dumps(problem.row["answer"]))) == number
+    assert float(problem.row["answer"]) == float(number)
+
+
+def test_messages_as_json_text_are_messages(read: Read) -> None:
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    texts = read([{"prompt": json.dumps(messages), "answer": "2"}, {"prompt": '[1, "role"]', "answer": "2"}])
+    assert list(texts[0].messages) == messages
+    assert texts[1].prompt == '[1, "role"]'
+
+
+def test_list_with_one_answer_is_the_answer(read: Read) -> None:
+    assert read({"prompt": "1+1", "answer": [r"\boxed{2}"]})[0].answer == r"\boxed{2}"
+
+
 def test_a_parquet_file_has_a_problem_in_each_row(tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "some.parquet"
-    rows = [
-        {"prompt": "1+1", "reward_model": {"ground_truth": "2"}},
-        {"prompt": "2+2", "reward_model": {"ground_truth": "4"}},
-    ]
-    parquet.write_table(arrow.Table.from_pylist(rows), file)
-
+    rows = [{"prompt": f"{n}+{n}", "reward_model": {"ground_truth": str(2 * n)}} for n in (1, 2)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     text = read_file(str(file), "prompt", "reward_model.ground_truth")
-
     assert [text[index].answer for index in range(2)] == ["2", "4"]
     assert text[1].row == rows[1]
     check_file(str(file), "prompt", "reward_model.ground_truth")
-    for read in (read_file, check_file):
-        with pytest.raises(ConfigError, match="row 0: there is no key `answer`"):
-            read(str(file), "prompt", "answer")
-    parquet.write_table(arrow.table({"prompt": [], "answer": []}), file)
-    for read in (read_file, check_file):
-        with pytest.raises(ConfigError, match="has no rows"):
-            read(str(file), "prompt", "answer")
-    file.write_bytes(b"PAR2")
-    for read in (read_file, check_file):
-        with pytest.raises(ConfigError, match="not a Parquet file"):
-            read(str(file), "prompt", "answer")
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"prompt": 3, "answer": "2"}, "neither a text nor messages"),
-        ({"prompt": [{"role": "user"}], "answer": "2"}, "neither a text nor messages"),
-        ({"prompt": "1+1", "answer": None}, "there is no answer"),
-        ({"prompt": "1+1", "answer": {"ground_truth": "2"}}, "there is no answer"),
-        ({"prompt": "is it?", "answer": True}, "there is no answer"),
-        ({"prompt": "", "answer": "2"}, "the prompt under `prompt` is empty"),
-        ({"prompt": "<image>1+1", "answer": "2", "images": [{"bytes": "iVBO"}]}, "there are media in `images`"),
-        ({"prompt": "<video>how many?", "answer": "2", "video": "a.mp4"}, "there are media in `video`"),
-        ({"prompt": [], "answer": "2"}, "neither a text nor messages"),
-        # Messages that a table of texts holds as Python writes them, or cut off.
-        ({"prompt": "[{'role': 'user', 'content': 'a'}]", "answer": "2"}, "neither a text nor messages"),
-        ({"prompt": ' [{"role": "user", "content": "a"}', "answer": "2"}, "neither a text nor messages"),
-        ({"prompt": '[{"content": [{"text": "a"}], "role": "user"}]', "answer": "2"}, "neither a text nor messages"),
-    ],
-)
-def test_a_row_that_is_no_problem_is_told(tmp_path: Path, row: dict[str, object], words: str) -> None:
-    file = tmp_path / "some.jsonl"
-    file.write_text(json.dumps(row))
-
-    with pytest.raises(ConfigError, match=f"some.jsonl:1: .*{words}"):
-        read_file(str(file), "prompt", "answer")
-
-
-def test_list_with_one_answer_is_the_answer(tmp_path: Path) -> None:
-    file = tmp_path / "some.jsonl"
-    file.write_text('{"prompt": "1+1", "solutions": ["\\\\boxed{2}"]}\n')
-    assert read_file(str(file), "prompt", "solutions")[0].answer == r"\boxed{2}"
-    file.write_text('{"prompt": "1+1", "solutions": ["2", "two"]}\n')
-    with pytest.raises(ConfigError, match="there is no answer under `solutions`"):
-        check_file(str(file), "prompt", "solutions")
+    for change, words in (
+        (lambda: None, "row 0: there is no key `answer`"),
+        (lambda: parquet.write_table(pyarrow.table({"prompt": [], "answer": []}), file), "has no rows"),
+        (lambda: file.write_bytes(b"PAR2"), "not a Parquet file"),
+    ):
+        change()
+        for how in (read_file, check_file):
+            with pytest.raises(ConfigError, match=words):
+                how(str(file), "prompt", "answer")
 
 
 def test_numbers_of_few_bits_keep_their_decimal_form(tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    written = [0.1, 1e-7, 16777216.0, 3.4028234663852886e38, 0.30000001192092896]
     file = tmp_path / "some.parquet"
-    table = {"prompt": ["a"] * 5, "answer": arrow.array(written, arrow.float32())}
-    parquet.write_table(arrow.table(table), file)
+
+    def write(*numbers: float) -> None:
+        answers = pyarrow.array(numbers, pyarrow.float32())
+        parquet.write_table(pyarrow.table({"prompt": ["a"] * len(numbers), "answer": answers}), file)
+
+    write(0.1, 1e-7, 16777216.0, 3.4028234663852886e38, 0.30000001192092896)
     problems = read_file(str(file), "prompt", "answer")
     assert [problems[row].answer for row in range(5)] == ["0.1", "1e-07", "16777216.0", "3.4028235e+38", "0.3"]
-    table["answer"] = arrow.array([float("nan")] * 5, arrow.float32())
-    parquet.write_table(arrow.table(table), file)
+    write(float("nan"))
     with pytest.raises(ConfigError, match="row 0: there is no answer"):
         check_file(str(file), "prompt", "answer")
 
@@ -185,7 +212,6 @@ def test_numbers_of_few_bits_keep_their_decimal_form(tmp_path: Path) -> None:
 def test_only_the_first_rows_are_checked_before_a_run(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     file.write_text('{"prompt": "1", "answer": 1}\n' * 3 + "broken")
-
     check_file(str(file), "prompt", "answer", rows=3)
     with pytest.raises(ConfigError, match=":4: the line is not JSON"):
         check_file(str(file), "prompt", "answer", rows=4)
@@ -202,9 +228,7 @@ def test_every_tenth_problem_of_files_is_held_back(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     file.write_text("".join(json.dumps({"prompt": str(number), "answer": number}) + "\n" for number in range(30)))
     config = LanguageDataConfig.model_validate({"train_data_paths": str(file)})
-
     train, evaluation = (load_problems(config, evaluation=value) for value in (False, True))
-
     held_back = {evaluation[index].prompt for index in range(len(evaluation))}
     assert held_back == {"9", "19", "29"}
     assert not held_back & {train[index].prompt for index in range(len(train))}
@@ -236,7 +260,6 @@ def test_reasoning_gym_problems_use_disjoint_seeds(monkeypatch: pytest.MonkeyPat
             problems = load_problems(config, evaluation=evaluation)
             first = int(problems[0].answer)
             seeds.append((first, first + len(problems)))
-
     assert [last - first for first, last in seeds] == [5, 3, 5, 3]
     ordered = sorted(seeds)
     assert all(before[1] <= after[0] for before, after in pairwise(ordered))
@@ -247,7 +270,6 @@ def test_reasoning_gym_problems_use_disjoint_seeds(monkeypatch: pytest.MonkeyPat
 def test_reasoning_gym_scores_and_says_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problem_sources.importlib, "import_module", lambda _: Gym())
     task = ReasoningGym("chain_sum", 2, 7)
-
     assert task.score("7", task[0].row) == 1.0
     with pytest.raises(ConfigError, match="cannot make the task `sudokku`"):
         ReasoningGym("sudokku", 2, 7)
@@ -278,7 +300,6 @@ def test_questions_are_asked_as_text_or_in_the_chat_template() -> None:
         answer="2",
         messages=({"role": "system", "content": "own"}, {"role": "user", "content": "1+1"}),
     )
-
     assert encoded(PromptEncoder(tokenizer, few_shot="0+0=0;"), question) == "0+0=0;1+1"
     asks = PromptEncoder(tokenizer, apply_chat_template=True, system_prompt="brief", few_shot="0+0=0;")
     assert encoded(asks, question) == "<system>brief<user>0+0=0;1+1"
@@ -287,14 +308,9 @@ def test_questions_are_asked_as_text_or_in_the_chat_template() -> None:
     assert PromptEncoder(tokenizer, max_prompt_length=2).encode(question) is None
     with pytest.raises(ConfigError, match="prompts are messages"):
         PromptEncoder(tokenizer).encode(chat)
-
-
-def test_a_tokenizer_without_chat_template_is_told() -> None:
-    tokenizer: Any = Tokenizer()
-    tokenizer.chat_template = None
-
-    with pytest.raises(ConfigError, match="no chat template"):
-        PromptEncoder(tokenizer, apply_chat_template=True)
+    tokenizer.chat_template = tokenizer.chat_template.replace("in messages", "in messages if message.role == 'user'")
+    with pytest.raises(TemplateRefusalError, match="omits the text of a `system` message"):
+        PromptEncoder(tokenizer, apply_chat_template=True).encode(chat)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import replace
 from typing import Any
@@ -21,21 +22,10 @@ def contract_model(seed: int = 0) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=256,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=END,
-            pad_token_id=0,
-        )
-    ).eval()
+    sizes: Any = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    config = Qwen2Config(**sizes, tie_word_embeddings=False, bos_token_id=None, eos_token_id=END, pad_token_id=0)
+    model = Qwen2ForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(8)
     return model
@@ -46,16 +36,33 @@ def decode(tokens: SequenceABC[int]) -> str:
     return "".join(chr(64 + token) for token in tokens)
 
 
-def prompts_of(count: int, seed: int = 0, common: int = 0) -> list[tuple[int, ...]]:
-    """Return random prompts of 1 to 30 tokens after `common` equal ones."""
+def prompts_of(
+    count: int, seed: int = 0, common: int = 0, longest: int = 30, vocabulary: int = VOCABULARY
+) -> list[tuple[int, ...]]:
+    """Return random prompts of fewer than `longest` tokens after `common` equal ones."""
     rng = random.Random(seed)
-    first = tuple(rng.randrange(2, VOCABULARY) for _ in range(common))
-    return [first + tuple(rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, 30))) for _ in range(count)]
+    first = tuple(rng.randrange(2, vocabulary) for _ in range(common))
+    return [first + tuple(rng.randrange(2, vocabulary) for _ in range(rng.randrange(1, longest))) for _ in range(count)]
 
 
 def greedy(length: int, **params: Any) -> SamplingParams:
     """Return the settings of the likeliest answer."""
     return SamplingParams(temperature=0, max_new_tokens=length, **params)
+
+
+def drawn(length: int, **params: Any) -> SamplingParams:
+    """Return the settings of a random answer."""
+    return SamplingParams(max_new_tokens=length, **params)
+
+
+def request(prompt: tuple[int, ...], params: SamplingParams, name: str = "a", **options: Any) -> Request:
+    """Return a request for one answer, or `group_size`."""
+    return Request(request_id=name, prompt=prompt, params=params, **options)
+
+
+def requests_of(prompts: Iterable[tuple[int, ...]], params: SamplingParams, **options: Any) -> list[Request]:
+    """Return a request for each prompt, called by its number."""
+    return [request(prompt, params, str(number), **options) for number, prompt in enumerate(prompts)]
 
 
 def run(engine: Engine, requests: SequenceABC[Request]) -> dict[tuple[str, int], Sequence]:
@@ -67,6 +74,11 @@ def run(engine: Engine, requests: SequenceABC[Request]) -> dict[tuple[str, int],
     assert len(by_name) == len(results), "an answer came twice"
     assert len(results) == sum(request.group_size for request in requests), "an answer was lost"
     return by_name
+
+
+def answer_to(engine: Engine, prompt: tuple[int, ...], params: SamplingParams) -> Sequence:
+    """Return the one answer to a prompt."""
+    return run(engine, [request(prompt, params)])["a", 0]
 
 
 def plain_greedy(model: Any, prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
@@ -117,14 +129,8 @@ class EngineContract:
     def test_greedy_answers_and_logprobs_equal_transformers(self, engine: Engine, plain: Any, common: int) -> None:
         prompts = prompts_of(12, seed=common, common=common)
         lengths = [random.Random(index).randrange(1, 30) for index in range(len(prompts))]
-        result = run(
-            engine,
-            [
-                Request(request_id=str(index), prompt=prompt, params=greedy(lengths[index]))
-                for index, prompt in enumerate(prompts)
-            ],
-        )
-
+        asked = [request(*item, str(n)) for n, item in enumerate(zip(prompts, map(greedy, lengths), strict=True))]
+        result = run(engine, asked)
         reasons: set[str] = set()
         for index, prompt in enumerate(prompts):
             answer = result[str(index), 0]
@@ -138,9 +144,8 @@ class EngineContract:
         assert "length" in reasons
 
     def test_samples_have_the_logprobs_of_the_policy_that_drew_them(self, engine: Engine, plain: Any) -> None:
-        params = SamplingParams(temperature=1.0, max_new_tokens=12, seed=5)
-        results = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=4, sample_offset=2)])
-
+        params = drawn(12, temperature=1.0, seed=5)
+        results = run(engine, [request((7, 8, 9), params, group_size=4, sample_offset=2)])
         assert [sample for _, sample in sorted(results)] == [2, 3, 4, 5]
         assert len({result.tokens for result in results.values()}) > 1
         for item in results.values():
@@ -149,40 +154,28 @@ class EngineContract:
 
     def test_a_seed_gives_the_same_samples_again(self, engine: Engine) -> None:
         def tokens(seed: int) -> list[tuple[int, ...]]:
-            params = SamplingParams(max_new_tokens=12, seed=seed)
-            result = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=3)])
+            result = run(engine, [request((7, 8, 9), drawn(12, seed=seed), group_size=3)])
             return [result[name].tokens for name in sorted(result)]
 
         assert tokens(1) == tokens(1)
         assert tokens(1) != tokens(2)
 
     def test_the_likeliest_token_alone_is_the_greedy_one(self, engine: Engine) -> None:
-        one = SamplingParams(top_k=1, max_new_tokens=8)
-        share = SamplingParams(top_p=1e-4, max_new_tokens=8)
-        result = run(
-            engine,
-            [
-                Request(request_id=name, prompt=(5, 6, 7), params=params)
-                for name, params in (("greedy", greedy(8)), ("one", one), ("share", share))
-            ],
-        )
-        assert result["one", 0].tokens == result["share", 0].tokens == result["greedy", 0].tokens
+        settings = greedy(8), drawn(8, top_k=1), drawn(8, top_p=1e-4)
+        assert len({answer_to(engine, (5, 6, 7), params).tokens for params in settings}) == 1
 
     def test_answers_end_at_tokens_and_texts_and_not_too_early(self, engine: Engine) -> None:
         prompt = (9, 17, 4)
-        free = run(engine, [Request(request_id="a", prompt=prompt, params=greedy(16))])["a", 0].tokens
+        free = answer_to(engine, prompt, greedy(16)).tokens
         assert len(free) > 6
         stop, text = free[3], decode(free[4:6])
-        result = run(
-            engine,
-            [
-                Request(request_id="token", prompt=prompt, params=greedy(16, stop_token_ids=(stop,))),
-                Request(request_id="text", prompt=prompt, params=greedy(16, stop=("never", text))),
-                Request(request_id="late", prompt=prompt, params=greedy(16, stop_token_ids=(stop,), min_new_tokens=10)),
-            ],
-        )
-
-        by_token, by_text, late = (result[name, 0] for name in ("token", "text", "late"))
+        settings = {
+            "token": greedy(16, stop_token_ids=(stop,)),
+            "text": greedy(16, stop=("never", text)),
+            "late": greedy(16, stop_token_ids=(stop,), min_new_tokens=10),
+        }
+        result = run(engine, [request(prompt, params, name) for name, params in settings.items()])
+        by_token, by_text, late = (result[name, 0] for name in settings)
         assert by_token.tokens == free[: free.index(stop) + 1]
         assert decode(by_text.tokens) == decode(free)[: decode(free).index(text) + len(text)]
         assert by_token.finish_reason == by_text.finish_reason == "stop"
@@ -191,27 +184,23 @@ class EngineContract:
         assert not {stop, END} & set(late.tokens[:9])
 
     def test_what_belongs_to_a_request_comes_back_with_it(self, engine: Engine) -> None:
-        request = Request(request_id="a", prompt=(5, 6), params=greedy(3), group_size=2, metadata={"row": 7})
-        results = run(engine, [request])
+        results = run(engine, [request((5, 6), greedy(3), group_size=2, metadata={"row": 7})])
         assert [dict(result.metadata) for result in results.values()] == [{"row": 7}] * 2
         assert all(result.seconds >= 0 for result in results.values())
 
     def test_what_cannot_be_answered_is_refused(self, engine: Engine) -> None:
-        with pytest.raises(ValueError, match="empty prompt"):
-            engine.submit(Request(request_id="a", prompt=()))
-        with pytest.raises(ValueError, match=f"limit of {LONGEST}"):
-            engine.submit(Request(request_id="a", prompt=(5,) * 50, params=greedy(60)))
+        for prompt, length, words in (((), 1, "empty prompt"), ((5,) * 50, 60, f"limit of {LONGEST}")):
+            with pytest.raises(ValueError, match=words):
+                engine.submit(request(prompt, greedy(length)))
         assert engine.unfinished == 0
 
     def test_new_weights_answer_and_every_token_says_so(self, engine: Engine) -> None:
         if not self.loads_weights:
             pytest.skip("this engine takes no weights")
         new = contract_model(seed=1)
-        run(engine, [Request(request_id="a", prompt=(5, 6, 7), params=greedy(6))])
-
+        answer_to(engine, (5, 6, 7), greedy(6))
         fingerprint = engine.load_weights(new.state_dict().items(), version=7)
-        result = run(engine, [Request(request_id="b", prompt=(5, 6, 7), params=greedy(10))])["b", 0]
-
+        result = answer_to(engine, (5, 6, 7), greedy(10))
         assert result.tokens == plain_greedy(new, (5, 6, 7), 10)
         assert result.versions == (7,) * len(result.tokens)
         assert engine.stats().version == 7
@@ -222,7 +211,7 @@ class EngineContract:
     def test_frozen_answers_go_on_under_new_weights(self, engine: Engine) -> None:
         if not (self.loads_weights and self.keeps_partial):
             pytest.skip("this engine's answers cannot be frozen")
-        engine.submit(Request(request_id="a", prompt=(5, 6, 7), params=greedy(12, min_new_tokens=12), group_size=2))
+        engine.submit(request((5, 6, 7), greedy(12, min_new_tokens=12), group_size=2))
         for _ in range(4):
             engine.step()
         assert engine.pause("freeze") == []
@@ -230,21 +219,18 @@ class EngineContract:
         engine.load_weights(contract_model(seed=1).state_dict().items(), version=7)
         engine.resume()
         results = list(engine.results())
-
-        assert [result.sample for result in sorted(results, key=lambda result: result.sample)] == [0, 1]
+        assert sorted(result.sample for result in results) == [0, 1]
         for item in results:
             assert len(item.tokens) == 12
             assert list(item.versions) == sorted(item.versions)
             assert set(item.versions) == {0, 7}
 
     def test_aborted_answers_come_back_once(self, engine: Engine) -> None:
-        for index in range(3):
-            engine.submit(Request(request_id=str(index), prompt=(5, 6), params=greedy(40, min_new_tokens=40)))
+        for item in requests_of([(5, 6)] * 3, greedy(40, min_new_tokens=40)):
+            engine.submit(item)
         early = [*engine.step(), *engine.step()]
         results = engine.pause("abort")
-
-        names = sorted(item.request_id for item in [*early, *results])
-        assert names == ["0", "1", "2"]
+        assert sorted(item.request_id for item in [*early, *results]) == ["0", "1", "2"]
         unfinished = [result for result in results if result.finish_reason == "aborted"]
         assert all(len(result.tokens) == len(result.logprobs) == len(result.versions) for result in results)
         if self.keeps_partial:
@@ -252,20 +238,17 @@ class EngineContract:
             assert all(0 < len(item.tokens) < 40 for item in unfinished)
         assert engine.unfinished == 0
         engine.resume()
-        assert run(engine, [Request(request_id="b", prompt=(5, 6), params=greedy(3))])
+        assert answer_to(engine, (5, 6), greedy(3)).tokens
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_answers_go_on_in_another_engine_where_they_were(self, engine: Engine, temperature: float) -> None:
         if not engine.continues:
             assert engine.unfinished_answers() == []
             return
-        params = SamplingParams(temperature=temperature, max_new_tokens=24, seed=3)
-        prompts = prompts_of(5, seed=6, common=20)
-        requests = [
-            Request(request_id=str(n), prompt=prompt, params=params, group_size=2) for n, prompt in enumerate(prompts)
-        ]
-        for request in requests:
-            engine.submit(request)
+        params = drawn(24, temperature=temperature, seed=3)
+        requests = requests_of(prompts_of(5, seed=6, common=20), params, group_size=2)
+        for item in requests:
+            engine.submit(item)
         results = [answer for _ in range(4) for answer in engine.step()]
         kept = engine.unfinished_answers()
         assert engine.unfinished == len(kept)
@@ -273,23 +256,19 @@ class EngineContract:
         assert {item.finish_reason for item in kept} == {"aborted"}
         # To be asked changes nothing.
         expected = {(result.request_id, result.sample): result for result in engine.results()}
-
         for entry in kept:
             begun = Begun(tokens=entry.tokens, logprobs=entry.logprobs, versions=tuple(-9 for _ in entry.tokens))
-            request = requests[int(entry.request_id)]
-            engine.submit(replace(request, group_size=1, sample_offset=entry.sample, begun=begun))
-        assert sorted(
-            (unfinished_answer.request_id, unfinished_answer.sample, unfinished_answer.tokens)
-            for unfinished_answer in engine.unfinished_answers()
-        ) == sorted((item.request_id, item.sample, item.tokens) for item in kept)
+            asked = requests[int(entry.request_id)]
+            engine.submit(replace(asked, group_size=1, sample_offset=entry.sample, begun=begun))
+        under_way = {(item.request_id, item.sample): item.tokens for item in engine.unfinished_answers()}
+        assert under_way == {(item.request_id, item.sample): item.tokens for item in kept}
         again = {(result.request_id, result.sample): result for result in engine.results()}
-
         assert set(again) == set(expected)
-        for name, answer in again.items():
-            begun = next(item for item in kept if (item.request_id, item.sample) == name)
-            count = len(begun.tokens)
-            assert answer.tokens[:count] == begun.tokens
-            assert answer.logprobs[:count] == pytest.approx(begun.logprobs, abs=self.tolerance)
+        for entry in kept:
+            name, count = (entry.request_id, entry.sample), len(entry.tokens)
+            answer = again[name]
+            assert answer.tokens[:count] == entry.tokens
+            assert answer.logprobs[:count] == pytest.approx(entry.logprobs, abs=self.tolerance)
             assert answer.versions[:count] == (-9,) * count
             assert -9 not in answer.versions[count:]
             assert len(answer.tokens) <= 24
@@ -299,31 +278,27 @@ class EngineContract:
                 assert answer.finish_reason == expected[name].finish_reason
 
     def test_draining_ends_what_runs(self, engine: Engine) -> None:
-        engine.submit(Request(request_id="a", prompt=(5, 6), params=greedy(8)))
+        engine.submit(request((5, 6), greedy(8)))
         early = engine.step()
         drained = engine.pause("drain")
         assert engine.stats().running == 0
         engine.resume()
-        late = list(engine.results())
-        assert [item.request_id for item in [*early, *drained, *late]] == ["a"]
+        assert [item.request_id for item in [*early, *drained, *engine.results()]] == ["a"]
 
     def test_an_engine_that_slept_answers_as_before(self, engine: Engine, plain: Any) -> None:
-        request = Request(request_id="a", prompt=(5, 6, 7), params=greedy(6))
-        run(engine, [request])
+        answer_to(engine, (5, 6, 7), greedy(6))
         for level in (1, 2) if self.loads_weights else (1,):
             engine.sleep(level)
             engine.wake()
             if level > 1:
                 engine.load_weights(plain.state_dict().items(), version=3)
-            assert run(engine, [request])["a", 0].tokens == plain_greedy(plain, (5, 6, 7), 6)
+            assert answer_to(engine, (5, 6, 7), greedy(6)).tokens == plain_greedy(plain, (5, 6, 7), 6)
 
     def test_figures_count(self, engine: Engine) -> None:
         before = engine.stats()
-        results = run(engine, [Request(request_id="a", prompt=(5, 6, 7), params=greedy(6), group_size=2)])
-        after = engine.stats()
-        assert after.generated_tokens - before.generated_tokens == sum(
-            len(result.tokens) for result in results.values()
-        )
+        results = run(engine, [request((5, 6, 7), greedy(6), group_size=2)])
+        after, count = engine.stats(), sum(len(result.tokens) for result in results.values())
+        assert after.generated_tokens - before.generated_tokens == count
         assert after.prompt_tokens - before.prompt_tokens == 6
         assert (after.running, after.waiting, after.reserved_tokens) == (0, 0, 0)
 
@@ -331,8 +306,8 @@ class EngineContract:
     def test_answers_wait_for_room(self) -> None:
         engine = self.make(stop_token_ids=(END,), max_sequence_tokens=LONGEST, max_running_tokens=60)
         try:
-            for index in range(10):
-                engine.submit(Request(request_id=str(index), prompt=(3, 4 + index), params=greedy(10)))
+            for item in requests_of([(3, 4 + index) for index in range(10)], greedy(10)):
+                engine.submit(item)
             most, result = 0, set[str]()
             while engine.unfinished:
                 result |= {item.request_id for item in engine.step()}
@@ -340,6 +315,6 @@ class EngineContract:
             assert len(result) == 10
             assert 0 < most <= 60
             with pytest.raises(ValueError, match="max_running_tokens"):
-                engine.submit(Request(request_id="a", prompt=(5,), params=greedy(70)))
+                engine.submit(request((5,), greedy(70)))
         finally:
             engine.stop()

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.engines.own.torch_engine import TorchEngine
 from tests.unit.recipes.language.engines.contract import contract_model, decode
 
@@ -87,21 +87,7 @@ class FakeServer:
         assert body["model"] == "tiny"
         request = Request(request_id="", prompt=tuple(body["prompt"]), params=params, group_size=body["n"])
         self._engine.submit(request)
-        choices = [
-            {
-                "index": result.sample,
-                "text": "",
-                "finish_reason": result.finish_reason,
-                "token_ids": list(result.tokens),
-                "prompt_token_ids": list(result.prompt),
-                "logprobs": {
-                    "tokens": [f"token_id:{token}" for token in result.tokens],
-                    "token_logprobs": list(result.logprobs),
-                },
-            }
-            for result in self._engine.results()
-        ]
-        return {"object": "text_completion", "choices": choices}
+        return {"object": "text_completion", "choices": [_choice(result) for result in self._engine.results()]}
 
     def _reload(self, body: dict[str, Any]) -> dict[str, Any]:
         from safetensors.torch import load_file
@@ -109,6 +95,13 @@ class FakeServer:
         assert body["method"] == "reload_weights"
         self._engine.load_weights(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors").items(), 0)
         return {"results": [None]}
+
+
+def _choice(result: Sequence) -> dict[str, Any]:
+    tokens = [f"token_id:{token}" for token in result.tokens]
+    choice = {"index": result.sample, "text": "", "finish_reason": result.finish_reason}
+    choice |= {"token_ids": list(result.tokens), "prompt_token_ids": list(result.prompt)}
+    return {**choice, "logprobs": {"tokens": tokens, "token_logprobs": list(result.logprobs)}}
 
 
 @contextmanager

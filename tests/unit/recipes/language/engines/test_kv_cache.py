@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
-
-from recipes.language.answers.sequences import Request, SamplingParams, Sequence
+from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.own import kv_batch
 from recipes.language.engines.own.torch_engine import TorchEngine
+from tests.unit.recipes.language.engines.contract import drawn, greedy, request, run
 from tests.unit.recipes.language.models.architectures import architectures, tiny
 from tests.unit.recipes.language.tiny import VOCABULARY, tiny_model
 
@@ -31,21 +30,11 @@ def tokens_of(count: int, seed: int) -> tuple[int, ...]:
 
 
 def requests_of(work: Work) -> list[Request]:
+    """Return requests for prompts, numbers of answers, and their lengths."""
     return [
-        Request(
-            request_id=str(number),
-            prompt=prompt,
-            params=SamplingParams(max_new_tokens=longest, temperature=0.0 if count == 1 else 1.0, seed=number),
-            group_size=count,
-        )
+        request(prompt, drawn(longest, temperature=float(count > 1), seed=number), str(number), group_size=count)
         for number, (prompt, count, longest) in enumerate(work)
     ]
-
-
-def answered(engine: TorchEngine, requests: list[Request]) -> dict[tuple[str, int], Sequence]:
-    for request in requests:
-        engine.submit(request)
-    return {(answer.request_id, answer.sample): answer for answer in engine.results()}
 
 
 def check_same(mine: dict[tuple[str, int], Sequence], other: dict[tuple[str, int], Sequence]) -> None:
@@ -69,10 +58,14 @@ GROUPS: Work = [
 @pytest.mark.parametrize("limit", [0, 300])
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_shared_prompts_change_no_answer(name: str, limit: int) -> None:
+    check_shared(name, max_running_tokens=limit)
+
+
+def check_shared(name: str, **options: Any) -> None:
+    """Check that an engine that shares prompts draws what one that does not draws."""
     made = tiny(architectures()[name])
-    plain = TorchEngine(made, share_prefixes=False)
-    shared = TorchEngine(made, min_saved=1, max_running_tokens=limit)
-    check_same(answered(shared, requests_of(GROUPS)), answered(plain, requests_of(GROUPS)))
+    shared, plain = TorchEngine(made, min_saved=1, **options), TorchEngine(made, share_prefixes=False)
+    check_same(run(shared, requests_of(GROUPS)), run(plain, requests_of(GROUPS)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "stablelm"])
@@ -81,41 +74,36 @@ def test_rows_of_a_prompt_are_read_together_or_one_by_one(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_batch, "_MOST_OTHERS", most)
-    made = tiny(architectures()[name])
-    plain = TorchEngine(made, share_prefixes=False)
-    check_same(answered(TorchEngine(made, min_saved=1), requests_of(GROUPS)), answered(plain, requests_of(GROUPS)))
+    check_shared(name)
 
 
 def test_a_common_beginning_is_stored_once() -> None:
     common = tokens_of(100, 9)
     work: Work = [(common + tokens_of(3 + number, number), 1, 6 + number) for number in range(8)]
     engine, plain = TorchEngine(tiny_model(), min_saved=500), TorchEngine(tiny_model(), share_prefixes=False)
-    check_same(answered(engine, requests_of(work)), answered(plain, requests_of(work)))
-    for request in requests_of(work):
-        engine.submit(request)
+    check_same(run(engine, requests_of(work)), run(plain, requests_of(work)))
+    for item in requests_of(work):
+        engine.submit(item)
     engine.step()
     assert engine.stats().reserved_tokens < 300
     assert engine.stats().cache_bytes < 300 * TOKEN
 
 
 def test_answers_begun_elsewhere_go_on_beside_new_ones() -> None:
-    [request] = requests_of([(tokens_of(80, 1), 4, 20)])
+    [asked] = requests_of([(tokens_of(80, 1), 4, 20)])
     engine = TorchEngine(tiny_model(), min_saved=1)
-    whole = answered(engine, [request])
+    whole = run(engine, [asked])
     parts: list[Request] = []
     for (_, sample), answer in whole.items():
         cut = 5 * sample
-        begun = replace(request.begun, tokens=answer.tokens[:cut], logprobs=answer.logprobs[:cut], versions=(0,) * cut)
-        parts.append(replace(request, group_size=1, sample_offset=sample, begun=begun))
-    check_same(answered(engine, parts), whole)
+        begun = replace(asked.begun, tokens=answer.tokens[:cut], logprobs=answer.logprobs[:cut], versions=(0,) * cut)
+        parts.append(replace(asked, group_size=1, sample_offset=sample, begun=begun))
+    check_same(run(engine, parts), whole)
 
 
 def test_new_weights_share_no_prompt_of_earlier_ones() -> None:
     prompt = tokens_of(40, 1)
-    begun, later = (
-        Request(request_id=name, prompt=prompt, params=SamplingParams(max_new_tokens=12, seed=seed), group_size=4)
-        for name, seed in (("begun", 1), ("later", 2))
-    )
+    begun, later = (request(prompt, drawn(12, seed=seed), str(seed), group_size=4) for seed in (1, 2))
     torch.manual_seed(5)
     other = {name: torch.randn_like(weight) * 0.2 for name, weight in tiny_model().named_parameters()}
     engine, fresh = (TorchEngine(tiny_model(), min_saved=1) for _ in range(2))
@@ -126,8 +114,9 @@ def test_new_weights_share_no_prompt_of_earlier_ones() -> None:
     for item in (engine, fresh):
         item.load_weights(other.items(), version=1)
     engine.resume()
-    mine = {key: answer for key, answer in answered(engine, [later]).items() if key[0] == "later"}
-    check_same(mine, answered(fresh, [later]))
+    engine.submit(later)
+    mine = {(answer.request_id, answer.sample): answer for answer in engine.results() if answer.request_id == "2"}
+    check_same(mine, run(fresh, [later]))
 
 
 def test_memory_is_close_to_what_the_tokens_need() -> None:
@@ -135,8 +124,8 @@ def test_memory_is_close_to_what_the_tokens_need() -> None:
     alone = [(tokens_of(20, seed), 1, 20) for seed in range(64)]
     for work in ([(tokens_of(2000, 0), 64, 20)], [(tokens_of(2000, 0), 1, 20), *alone]):
         engine = TorchEngine(made)
-        for request in requests_of(work):
-            engine.submit(request)
+        for item in requests_of(work):
+            engine.submit(item)
         needed = sum(len(prompt) + count * longest for prompt, count, longest in work)
         most = 0
         while engine.unfinished:
@@ -147,10 +136,8 @@ def test_memory_is_close_to_what_the_tokens_need() -> None:
 
 def test_what_ends_is_freed_and_the_last_frees_the_prompt() -> None:
     engine = TorchEngine(tiny_model(), min_saved=1)
-    prompt = tokens_of(50, 1)
     for number, longest in enumerate((2, 2, 4, 8)):
-        params = SamplingParams(max_new_tokens=longest, temperature=0.0)
-        engine.submit(Request(request_id=str(number), prompt=prompt, params=params))
+        engine.submit(request(tokens_of(50, 1), greedy(longest), str(number)))
     taken: list[int] = []
     while engine.unfinished:
         engine.step()
@@ -163,8 +150,8 @@ def test_what_ends_is_freed_and_the_last_frees_the_prompt() -> None:
 
 def test_reserved_tokens_count_a_shared_prompt_once() -> None:
     engine = TorchEngine(tiny_model(), max_running_tokens=300, min_saved=1)
-    for request in requests_of([(tokens_of(200, 1), 8, 20)]):
-        engine.submit(request)
+    for item in requests_of([(tokens_of(200, 1), 8, 20)]):
+        engine.submit(item)
     engine.step()
     stats = engine.stats()
     # 200 of the prompt and 20 for each of five; a sixth would need more than the limit.

@@ -1,36 +1,32 @@
+"""Draws from logits, and texts at which answers end."""
+
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from recipes.language.engines.sampling import _mix, _mixed, draw, prompt_key, stream_key, uniforms
-
-
-def test_tensors_are_mixed_as_integers_are() -> None:
-    numbers = [0, 1, 2**63 - 1, 123456789]
-
-    result = _mixed(torch.tensor(numbers)).tolist()
-
-    assert [value % 2**64 for value in result] == [_mix(number) for number in numbers]
+from recipes.language.answers.sequences import SamplingParams
+from recipes.language.engines.request_queue import StopTexts
+from recipes.language.engines.sampling import draw, prompt_key, stream_key, uniforms
 
 
 def test_draws_differ_by_everything_they_depend_on() -> None:
     keys = {
         stream_key(prompt_key(seed, prompt), sample)
-        for seed in (0, 1)
+        for seed in (0, 1, 1 << 63)
         for prompt in ((1, 2), (2, 1), (1,))
         for sample in (0, 1)
     }
-    assert len(keys) == 12
-
-    first = uniforms(torch.tensor(sorted(keys)), torch.zeros(12, dtype=torch.int64))
-    second = uniforms(torch.tensor(sorted(keys)), torch.ones(12, dtype=torch.int64))
-    assert len({*first.tolist(), *second.tolist()}) == 24
+    assert len(keys) == 18
+    first = uniforms(torch.tensor(sorted(keys)), torch.zeros(18, dtype=torch.int64))
+    second = uniforms(torch.tensor(sorted(keys)), torch.ones(18, dtype=torch.int64))
+    assert len({*first.tolist(), *second.tolist()}) == 36
 
 
 def test_uniform_numbers_are_uniform() -> None:
     numbers = uniforms(torch.arange(20_000), torch.arange(20_000) % 7)
-
     assert float(numbers.min()) >= 0
     assert float(numbers.max()) < 1
     counts = torch.histc(numbers.float(), 10, 0, 1)
@@ -41,9 +37,7 @@ def test_uniform_numbers_are_uniform() -> None:
 def test_tokens_come_as_often_as_their_probabilities_say() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(20_000, -1)
     numbers = uniforms(torch.arange(20_000), torch.zeros(20_000, dtype=torch.int64))
-
     tokens, logprobs = draw(logits, torch.full((20_000,), 0.5), numbers)
-
     expected = (logits[0] / 0.5).softmax(-1)
     shares = torch.bincount(tokens, minlength=4) / 20_000
     assert float((shares - expected).abs().max()) < 0.02
@@ -56,9 +50,7 @@ def test_token_is_drawn_where_the_cumulative_probability_passes(size: int) -> No
     logits = 3 * torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
     numbers = uniforms(torch.arange(rows), torch.zeros(rows, dtype=torch.int64))
     numbers[:2] = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-
     tokens, logprobs = draw(logits, torch.ones(rows), numbers)
-
     exact = logits.double().softmax(-1)
     upper = exact.cumsum(-1).gather(1, tokens[:, None])[:, 0]
     lower = upper - exact.gather(1, tokens[:, None])[:, 0]
@@ -70,9 +62,7 @@ def test_no_token_of_probability_zero_is_drawn() -> None:
     logits = torch.full((200, 1000), -torch.inf)
     logits[:, [3, 255, 600]] = torch.tensor([0.0, -20.0, 1.0])
     numbers = torch.linspace(0, 1 - 2.0**-53, 200, dtype=torch.float64)
-
     tokens, _ = draw(logits, torch.ones(200), numbers)
-
     assert set(tokens.tolist()) <= {3, 255, 600}
     assert tokens[0] == 3
     assert tokens[-1] == 600
@@ -85,20 +75,16 @@ def test_unlikely_tokens_are_left_out(top_k: int, top_p: float, kept: set[int]) 
     count = 4000
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(count, -1)
     numbers = uniforms(torch.arange(count), torch.zeros(count, dtype=torch.int64))
-
     tokens, logprobs = draw(
         logits, torch.ones(count), numbers, torch.full((count,), top_k), torch.full((count,), top_p)
     )
-
     assert set(tokens.tolist()) == kept
     torch.testing.assert_close(logprobs, logits[0].log_softmax(-1)[tokens])
 
 
 def test_temperature_zero_is_greedy_beside_sampled_rows() -> None:
     logits = torch.tensor([[0.0, 3.0], [0.0, 3.0]])
-
     tokens, logprobs = draw(logits, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0], dtype=torch.float64))
-
     assert tokens.tolist() == [1, 0]
     torch.testing.assert_close(logprobs, logits.log_softmax(-1)[[0, 1], [1, 0]])
 
@@ -129,7 +115,6 @@ def test_a_row_without_probabilities_leaves_the_others_alone(
         return draw(logits[rows], tempered, numbers[rows], top_p=shares)
 
     tokens, logprobs = drawn(list(range(6)))
-
     assert logprobs.isfinite().tolist() == [True, False, False, False, False, True]
     assert bool(((tokens >= 0) & (tokens < size)).all())
     alone = drawn(whole)
@@ -159,3 +144,38 @@ def test_a_banned_token_may_be_the_only_likely_one(size: int) -> None:
     assert tokens[0] == 4
     assert logprobs.tolist()[0] == pytest.approx(-190.0)
     assert not bool(logprobs[1].isfinite())
+
+
+# Tokens of several characters, a half of a character, and one that loses its space when it stands alone.
+PIECES = [b"ab", b"c", b"\n", b" end", b"\xc3", b"\xa9", b"x\ny"]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    text = b"".join(PIECES[token] for token in tokens).decode("utf-8", "replace")
+    return text.removeprefix(" ") if len(tokens) == 1 else text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "ends"),
+    [
+        ([0, 2], ["\n"], True),
+        ([2, 0], ["\n"], False),
+        ([2, 0, 2], ["\n"], True),
+        ([0, 1], ["bc"], True),
+        ([0, 1], ["cb"], False),
+        ([0, 3], [" end"], True),
+        ([0, 3], ["b e"], True),
+        ([0, 4, 5], ["é"], True),
+        ([0, 4], ["é"], False),
+        ([0, 6], ["\n"], True),
+        ([1, 1], ["never", "cc"], True),
+        ([1], ["c"], True),
+    ],
+)
+def test_an_answer_ends_with_the_token_that_completes_a_text(tokens: list[int], stop: list[str], ends: bool) -> None:
+    assert StopTexts(decode).ended(tokens, stop) is ends
+
+
+def test_one_text_is_no_tuple_of_stop_texts() -> None:
+    with pytest.raises(ValueError, match="`stop` is the text '###'"):
+        SamplingParams(stop="###")  # type: ignore[arg-type]

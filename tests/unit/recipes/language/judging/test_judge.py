@@ -2,72 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import string
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 
 from recipes.language.answers.exits import Score
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.judging import judge as judging
-from recipes.language.judging.judge import (
-    TEMPLATES,
-    Judge,
-    JudgeScorer,
-    correct,
-    filled,
-    score,
-    verdict_rule,
-)
+from recipes.language.judging.judge import TEMPLATES, Judge, JudgeScorer, correct, filled, score, verdict_rule
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key
 from recipes.language.rewards.scoring import Item
 from recipes.language.workers.judge_worker import JudgeWorker
-from recipes.math.config import MathConfig
+from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
-from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import GENERATE_ROLLOUTS
-from tests.unit.recipes.language.in_threads import Hub, LocalTrain, in_thread, local_train
+from tests.unit.recipes.language.in_threads import Hub, LocalTrain, in_thread
+from tests.unit.recipes.language.tiny import job_config, sequence
 
 PLACED = "cluster.component_placement={'actor,rollout,reward,judge': {node_group: node, placement: 0}}"
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"),
+    ("rule", "text", "verdict"),
     [
-        ("Verdict: CORRECT", 1.0),
-        ("It is correct.\n**Verdict:** INCORRECT", 0.0),
-        ("Verdict: INCORRECT ... no: verdict: correct", 1.0),
-        ("It is correct.", None),
-        ("Verdict: correctly formatted", None),
-        ("", None),
+        (correct, "Verdict: CORRECT", 1.0),
+        (correct, "It is correct.\n**Verdict:** INCORRECT", 0.0),
+        (correct, "Verdict: INCORRECT ... no: verdict: correct", 1.0),
+        *((correct, text, None) for text in ("It is correct.", "Verdict: correctly formatted", "")),
+        (score, "Score: 7", 0.7),
+        (score, "score: 2, no, **Score:** 10/10", 1.0),
+        (score, "Score: 2.5", 0.25),
+        *((score, text, None) for text in ("Score: 11", "7", "Score: -3")),
+        (score, "Score - 3", 0.3),
     ],
 )
-def test_the_last_verdict_counts(text: str, verdict: float | None) -> None:
-    assert correct(text) == verdict
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        ("Score: 7", 0.7),
-        ("score: 2, no, **Score:** 10/10", 1.0),
-        ("Score: 2.5", 0.25),
-        ("Score: 11", None),
-        ("7", None),
-    ],
-)
-def test_scores_are_out_of_ten(text: str, verdict: float | None) -> None:
-    assert score(text) == verdict
+def test_the_last_verdict_counts(rule: Callable[[str], float | None], text: str, verdict: float | None) -> None:
+    assert rule(text) == verdict
 
 
 def test_what_is_filled_in_is_no_place() -> None:
@@ -85,9 +64,16 @@ def by_parity(text: str) -> float:
     return float(len(text) % 2 == 0)
 
 
+def as_text(text: str) -> Any:
+    """Find a number, and forget to convert it."""
+    return text
+
+
 def test_a_verdict_of_ones_own_is_imported() -> None:
     assert verdict_rule(f"{__name__}:by_parity")("ab") == 1.0
     assert verdict_rule(f"{__name__}:no_verdict")("ab") is None
+    with pytest.raises(TypeError, match="`verdict` is str, not a number"):
+        verdict_rule(f"{__name__}:as_text")("0.5")
     with pytest.raises(ConfigError, match="not a class or a function"):
         verdict_rule(f"{__name__}:PLACED")
 
@@ -101,15 +87,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config_of(folder: Path, *overrides: str) -> MathConfig:
-    inputs = (f"judge.model_path={folder}", "reward.reward_type=judge", PLACED, "judge.apply_chat_template=false")
-    job = load_job("math_laptop", (*inputs, *overrides), environ={})
-    job.raise_if_bad()
-    return cast("MathConfig", job.config)
+def config_of(folder: Path, *overrides: str) -> Any:
+    inputs = (
+        f"judge.model_path={folder}",
+        "reward.reward_type=judge",
+        PLACED,
+        "reward.options.apply_chat_template=false",
+    )
+    return job_config(*inputs, *overrides)
 
 
 class ScriptedEngine:
     """Gives each prompt the replies that a script has for it, one after another; an exception is a failure."""
+
+    longest = 0
 
     def __init__(self, tokenizer: Any, script: Callable[[str], list[str]]) -> None:
         self._tokenizer = tokenizer
@@ -135,28 +126,29 @@ class ScriptedEngine:
         replies = self._script(self._tokenizer.decode(list(request.prompt)))
         text = replies[min(self._times[request.prompt], len(replies) - 1)]
         self._times[request.prompt] += 1
-        tokens = tuple(self._tokenizer.encode(text))
-        failure = "no reply" if text == "failure" else ""
-        return Sequence(
-            request_id=request.request_id,
-            sample=0,
-            prompt=request.prompt,
-            tokens=() if failure else tokens,
-            logprobs=() if failure else (0.0,) * len(tokens),
-            versions=() if failure else (0,) * len(tokens),
-            finish_reason="aborted" if failure else "stop",
-            failure=failure,
-        )
+        about: Any = {"request_id": request.request_id}
+        if text == "failure":
+            return sequence((), request.prompt, **about, finish_reason="aborted", failure="no reply")
+        return sequence(self._tokenizer.encode(text), request.prompt, **about)
 
     def stop(self) -> None:
         self.stopped = True
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, config: MathConfig, script: Callable[[str], list[str]]) -> ScriptedEngine:
-    tokenizer = make_tokenizer(judging.judge_job(config).actor)
-    engine = ScriptedEngine(tokenizer, script)
-    monkeypatch.setattr(judging, "make_engine", lambda *args: engine)
-    return engine
+Judging = Callable[..., tuple[JudgeScorer, ScriptedEngine]]
+
+
+@pytest.fixture
+def judging_by(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Judging:
+    """Makes a scorer that asks an engine of a script, by overrides; and that engine."""
+
+    def make(script: Callable[[str], list[str]], *overrides: str, **rewards: Any) -> tuple[JudgeScorer, ScriptedEngine]:
+        config = config_of(folder, *overrides)
+        engine = ScriptedEngine(make_tokenizer(judging.judge_job(config).actor), script)
+        monkeypatch.setattr(judging, "make_engine", lambda *args: engine)
+        return JudgeScorer(Judge(config, torch.device("cpu")).results, **rewards), engine
+
+    return make
 
 
 def script(question: str) -> list[str]:
@@ -173,19 +165,14 @@ def script(question: str) -> list[str]:
     return next(texts for text, texts in replies.items() if text in answer)
 
 
-def test_replies_become_scores(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    config = config_of(folder)
-    engine = scripted(monkeypatch, config, script)
-    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
+def test_replies_become_scores(judging_by: Judging) -> None:
+    scorer, engine = judging_by(script)
     texts = ["right", "wrong", "late", "never", "away"]
     scores = scorer.score_all([Item(text=text, answer="4", prompt="2 + 2 =") for text in texts])
     # An answer without a verdict is wrong: the right answer gets one. An engine that fails is no fault of an answer.
     assert [(one.correct, one.failure, one.exit) for one in scores] == [
-        (True, "", ""),
-        (False, "", ""),
-        (True, "", ""),
-        (False, "", "judge"),
-        (False, "judge", ""),
+        *((right, "", "") for right in (True, False, True)),
+        *((False, *ends) for ends in (("", "judge"), ("judge", ""))),
     ]
     assert "no verdict: `Let me think`" in scores[3].reason
     assert "engine failed: no reply" in scores[4].reason
@@ -193,31 +180,41 @@ def test_replies_become_scores(monkeypatch: pytest.MonkeyPatch, folder: Path) ->
     assert engine.temperatures == [0.0] * 5 + [1.0] * 3 + [0.0]
 
 
-def test_a_judge_without_any_verdict_is_no_fault_of_an_answer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    config = config_of(folder)
-    scripted(monkeypatch, config, lambda question: ["Let me think"])
-    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
+def test_a_judge_without_any_verdict_is_no_fault_of_an_answer(judging_by: Judging) -> None:
+    scorer, _ = judging_by(lambda question: ["Let me think"])
     (result,) = scorer.score_all([Item(text="5", answer="4", prompt="2 + 2 =")])
     assert (result.failure, result.exit) == ("judge", "")
 
 
+@pytest.mark.parametrize(("seq_length", "longest"), [(400, 0), (8192, 400)])
 @pytest.mark.parametrize(("text", "question", "ends"), [(300, 7, ("", "judge")), (1, 300, ("judge", ""))])
 def test_whose_fault_it_is_that_the_judge_cannot_be_asked(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, text: int, question: int, ends: tuple[str, str]
+    monkeypatch: pytest.MonkeyPatch,
+    judging_by: Judging,
+    text: int,
+    question: int,
+    ends: tuple[str, str],
+    seq_length: int,
+    longest: int,
 ) -> None:
-    config = config_of(folder, "judge.seq_length=400", "judge.max_new_tokens=20")
-    scripted(monkeypatch, config, lambda question: ["Verdict: CORRECT"])
-    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results)
+    monkeypatch.setattr(ScriptedEngine, "longest", longest)
+    limits = (f"reward.options.seq_length={seq_length}", "reward.options.max_new_tokens=20")
+    scorer, _ = judging_by(lambda question: ["Verdict: CORRECT"], *limits)
     (result,) = scorer.score_all([Item(text="x" * text, answer="4", prompt="2" * question)])
     assert (result.failure, result.exit) == ends
     assert "more than 380 tokens" in result.reason
 
 
-def test_shares_of_a_score_are_rewards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    config = config_of(folder, "judge.verdict=score")
-    scripted(monkeypatch, config, lambda question: ["Score: 5"])
-    scorer = JudgeScorer(Judge(config, torch.device("cpu")).results, correct=3.0, incorrect=-1.0)
+def test_shares_of_a_score_are_rewards(judging_by: Judging) -> None:
+    scorer, _ = judging_by(lambda question: ["Score: 5"], "reward.options.verdict=score", correct=3.0, incorrect=-1.0)
     assert scorer.score_all([Item(text="x", answer="4")]) == [Score(1.0, "judge: `Score: 5`")]
+
+
+def test_a_reply_is_read_without_its_ending_token(judging_by: Judging, folder: Path) -> None:
+    (end,) = load_tokenizer(str(folder)).encode("#")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    scorer, _ = judging_by(lambda question: ["Score: 5#"], "reward.options.verdict=score")
+    assert scorer.score_all([Item(text="x", answer="4")]) == [Score(0.5, "judge: `Score: 5`")]
 
 
 def test_verdicts_for_a_worker_that_died_are_ignored() -> None:
@@ -254,14 +251,18 @@ def test_requests_are_dealt_to_all_judges(monkeypatch: pytest.MonkeyPatch, folde
     assert isinstance(replies[0], JudgeReply)
 
 
-@pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
-    with local_train(tmp_path / "runs", monkeypatch) as made:
-        yield made
-
-
-BY_PARITY = (PLACED, "reward.reward_type=judge", "judge.template='{text}'", f"judge.verdict={__name__}:by_parity")
-SHORT = ("judge.apply_chat_template=false", "judge.max_new_tokens=3", "judge.seq_length=64", "runner.max_steps=2")
+BY_PARITY = (
+    PLACED,
+    "reward.reward_type=judge",
+    "reward.options.template='{text}'",
+    f"reward.options.verdict={__name__}:by_parity",
+)
+SHORT = (
+    "reward.options.apply_chat_template=false",
+    "reward.options.max_new_tokens=3",
+    "reward.options.seq_length=64",
+    "runner.max_steps=2",
+)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -278,6 +279,6 @@ def test_the_death_of_a_judge_restarts_the_run(train: LocalTrain, folder: Path) 
 
 
 def test_a_step_of_failures_ends_the_run(train: LocalTrain, folder: Path) -> None:
-    inputs = (*BY_PARITY[:3], f"judge.verdict={__name__}:no_verdict", *SHORT, f"judge.model_path={folder}")
+    inputs = (*BY_PARITY[:3], f"reward.options.verdict={__name__}:no_verdict", *SHORT, f"judge.model_path={folder}")
     with pytest.raises(Exception, match="answers of step 1 failed: judge"):
         train(*inputs)

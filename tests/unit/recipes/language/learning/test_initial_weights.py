@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -25,14 +21,8 @@ from recipes.training.without_memory import forget_weights, hollow_copy
 from rlinf_core import ConfigError
 
 HOST = torch.device("cpu")
-SIZES: dict[str, Any] = {
-    "vocab_size": 101,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-}
+SIZES: dict[str, Any] = {"vocab_size": 101, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+SIZES.update({"num_attention_heads": 4, "max_position_embeddings": 256})
 SHAPES: dict[str, Any] = {
     "Qwen2": {**SIZES, "num_key_value_heads": 2},
     # A file that holds one of two names.

@@ -7,14 +7,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from recipes.language.answers.answer_batch import RolloutBatch
@@ -28,6 +25,7 @@ from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
 from rlinf_core.algorithms.loss_inputs import LossSettings
 from rlinf_core.algorithms.losses import actor
 from tests.unit.recipes.language.tiny import random_batch, tiny_model
+from tests.unit.recipes.two_processes import as_rank
 
 
 @dataclass(frozen=True)
@@ -86,16 +84,9 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
                 nn.init.normal_(weight, std=0.1)
     module = ValueModel(model) if case.values else LanguagePolicy(model)
     fsdp = FsdpConfig(sharding_strategy=case.sharding)  # pyright: ignore[reportArgumentType]
-    strategy = parallelize(
-        module,
-        rank,
-        world_size,
-        fsdp,
-        torch.device("cpu"),
-        module.blocks,
-        compute_dtype=torch.bfloat16 if case.half else None,
-        exact=[module.value_head] if isinstance(module, ValueModel) else [],
-    )
+    options: dict[str, Any] = {"compute_dtype": torch.bfloat16} if case.half else {}
+    options["exact"] = [module.value_head] if isinstance(module, ValueModel) else []
+    strategy = parallelize(module, rank, world_size, fsdp, torch.device("cpu"), module.blocks, **options)
     optimizer = torch.optim.SGD([weight for weight in module.parameters() if weight.requires_grad], lr=0.5)
     whole = random_batch(3, groups=6, size=3, common=9)
     whole = replace(whole, minibatches=whole.groups % case.settings.minibatches)
@@ -123,12 +114,5 @@ def _targets(batch: RolloutBatch) -> TokenTargets:
     return TokenTargets(advantages=advantages, old_logprobs=batch.logprobs)
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.save({name: train(case, rank, 2) for name, case in CASES.items()}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    as_rank(lambda rank, _: {name: train(case, rank, 2) for name, case in CASES.items()})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -102,7 +104,6 @@ def test_every_prompt_returns_once_and_the_end_releases_all() -> None:
     stream = stream_of(workers)
     stream.load_weights(3)
     stream.ask(prompts(0, 0, 0, 1, 0))
-
     results: list[ScoredGroup] = []
     while len(results) < 5:
         results += stream.wait()
@@ -111,7 +112,6 @@ def test_every_prompt_returns_once_and_the_end_releases_all() -> None:
     assert stream.tokens_per_second() == 0
     stream.ask([])
     stream.end()
-
     assert all(call.done() and not call.failed for call in workers.begun)
     assert [order for rank, order in workers.orders if rank == 1] == [NewWeights(3), tuple(prompts(0, 0, 0, 1))[3:]]
 
@@ -183,3 +183,34 @@ def test_the_first_call_that_fails_ends_the_wait_for_all() -> None:
     with pytest.raises(ValueError, match="this one is bad"):
         wait_for(cast("Any", [Call(never.wait), Call(fail)]), lambda: None)
     never.set()
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The gets whose handles were dropped unread, which people are told of."""
+    result: list[object] = []
+    # Those that other tests have left are told before.
+    gc.collect()
+    monkeypatch.setattr("rlinf_core.channel.handle.REAPER", SimpleNamespace(dropped=SimpleNamespace(put=result.append)))
+    return result
+
+
+def test_items_come_in_order_and_a_poll_does_not_wait() -> None:
+    channel = Channel.create("c", local=True)
+    inbox = Inbox(channel, "k")
+    assert inbox.poll() == []
+    for number in range(3):
+        channel.put(number, key="k")
+    assert inbox.wait() == 0
+    assert inbox.poll() == [1, 2]
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_the_item_of_a_run_that_failed_is_given_up_in_silence(dropped: list[object], abandoned: bool) -> None:
+    inbox = Inbox(Channel.create("c", local=True), "k")
+    assert inbox.poll() == []
+    if abandoned:
+        inbox.abandon()
+    del inbox
+    gc.collect()
+    assert len(dropped) == (0 if abandoned else 1)

@@ -1,29 +1,37 @@
-"""The loop of language models with its real workers, in threads."""
+"""The loop of language models with its real workers, in threads: resumed, killed, failing, and as a rehearsal."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, tensor
 
-pytest.importorskip("transformers")
-
+from recipes.language.advice.language_flow import ANSWER, STEP, LanguageFlow
+from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
 from recipes.language.answers.buffered_answers import load_unfinished
-from recipes.language.answers.sequences import Sequence
+from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.language.loop.reasoning_runner import ReasoningRunner
+from recipes.language.engines.stand_in_engine import StandInEngine
+from recipes.language.models.load_model import make_model, make_tokenizer
+from recipes.language.models.policy import LanguagePolicy
+from recipes.language.models.stand_in_policy import StandInLanguagePolicy
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
+from rlinf_core.errors import RunError
+from rlinf_core.process import pacing
+from rlinf_core.process.pacing import Pace, PacedCalls, Pacing
 from rlinf_core.runners import events
 from rlinf_core.runners.storage.first_contact import read_comparisons
-from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
+from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain
+from tests.unit.recipes.language.tiny import job_config
 
 # Answers that are under way for a while, in a model that knows no end of them.
 LONG = (
@@ -31,16 +39,9 @@ LONG = (
     "rollout.sampling_params.max_new_tokens=60",
     "runner.seq_length=96",
     "runner.sample_interval=1",
-    "runner.max_samples=15",
 )
 # Rewards that differ by the length of answers, so that some groups are dropped and others are not.
 FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "reward.soft_overlong=3")
-
-
-@pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
-    with local_train(tmp_path, monkeypatch) as made:
-        yield made
 
 
 @pytest.fixture
@@ -71,7 +72,6 @@ def resume_at(run: LocalRun, step: int, folder: Path) -> str:
 def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train: LocalTrain, tmp_path: Path) -> None:
     whole = train("runner.save_interval=2", "runner.val_check_interval=4")
     resumed = train(resume_at(whole, 2, tmp_path / "copy"))
-
     assert (whole.steps, resumed.steps) == ([1, 2, 3, 4], [3, 4])
     assert same_weights(whole, resumed)
     assert any(isinstance(event, events.Evaluated) for event in whole.events)
@@ -85,14 +85,12 @@ PPO = (GROUPS, "algorithm.kl_beta=0.1", "reward.soft_overlong=3", "data.rollout_
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_critic_and_reference_take_part_and_resume(train: LocalTrain, tmp_path: Path, staleness: int) -> None:
     ppo = (*PPO, f"runner.max_staleness={staleness}", "runner.max_steps=3", "runner.save_interval=2")
-    whole = train(*ppo, config="math_laptop_ppo")
-
+    whole = train(*ppo, config="math/sums-ppo-laptop")
     for metrics in whole.metrics:
-        assert {"train/critic/value_loss", "train/critic/explained_variance", "train/actor/kl_ref"} <= set(
-            metrics.metrics
-        )
+        named = {"train/critic/value_loss", "train/critic/explained_variance", "train/actor/kl_ref"}
+        assert named <= set(metrics.metrics)
     if staleness == 0:
-        resumed = train(*ppo, resume_at(whole, 2, tmp_path / "copy"), config="math_laptop_ppo")
+        resumed = train(*ppo, resume_at(whole, 2, tmp_path / "copy"), config="math/sums-ppo-laptop")
         assert resumed.steps == [3]
         assert same_weights(whole, resumed)
         assert any(name.startswith("critic.") for name in whole.weights())
@@ -100,9 +98,9 @@ def test_critic_and_reference_take_part_and_resume(train: LocalTrain, tmp_path: 
 
 def test_the_death_of_a_critic_changes_no_weight(train: LocalTrain) -> None:
     ppo = (*PPO, "runner.max_steps=3", "runner.save_interval=1")
-    whole = train(*ppo, config="math_laptop_ppo")
+    whole = train(*ppo, config="math/sums-ppo-laptop")
     for death in (("critic", 2, events.ADVANTAGES), ("critic", 3, events.ACTOR_TRAINING)):
-        assert same_weights(whole, train(*ppo, death=death, config="math_laptop_ppo"))
+        assert same_weights(whole, train(*ppo, death=death, config="math/sums-ppo-laptop"))
 
 
 # A component, and the step and phase in which a worker of it dies; a checkpoint is written after the second step.
@@ -133,7 +131,6 @@ def test_async_generation_loses_and_doubles_nothing_on_deaths(
     run = train(
         "runner.save_interval=2", "runner.max_steps=4", "runner.max_staleness=2", *FILTERED, rollouts=2, death=death
     )
-
     assert [type(event) for event in run.events].count(events.RunRestarted) == 1
     assert [record.step for record in run.metrics] == [1, 2, 3, 4]
     # Of a step that was repeated the last time counts: every prompt set aside was learned from once, or dropped.
@@ -173,27 +170,16 @@ def test_workers_without_a_prompt_are_no_hindrance(train: LocalTrain) -> None:
 
 
 def test_groups_that_are_dropped_are_never_learned_from(
-    train: LocalTrain, learned: dict[int, list[GroupReport]], monkeypatch: pytest.MonkeyPatch
+    train: LocalTrain, learned: dict[int, list[GroupReport]], batches: dict[int, RolloutBatch]
 ) -> None:
     """Neither in their own step nor in a later one, whose groups have the same slots."""
-    from recipes.language.workers.actor_worker import LanguageActor
-
-    seen: list[Counter[float]] = []
-    receive = LanguageActor.recv_rollout_batch
-
-    def noted(actor: LanguageActor, *args: object) -> None:
-        receive(actor, *args)  # type: ignore[arg-type]
-        seen.append(Counter(round(reward, 3) for reward in actor._batch.rewards.tolist()))
-
-    monkeypatch.setattr(LanguageActor, "recv_rollout_batch", noted)
-
     run = train(*FILTERED)
-
     assert sum(group.dropped for groups in learned.values() for group in groups) > 0
-    for step, rewards in zip(sorted(learned), seen, strict=True):
-        kept = [item for item in learned[step] if item.kept]
+    for step, groups in learned.items():
+        kept = [item for item in groups if item.kept]
+        rewards = Counter(round(reward, 3) for reward in batches[step].rewards.tolist())
         assert rewards == Counter(round(reward, 3) for item in kept for reward in item.rewards)
-        assert run.metrics[step - 1].metrics["rollout/groups_kept"] == len(kept) / len(learned[step])
+        assert run.metrics[step - 1].metrics["rollout/groups_kept"] == len(kept) / len(groups)
 
 
 @pytest.mark.parametrize("partial", [True, False])
@@ -209,7 +195,6 @@ def test_generation_goes_on_while_the_actor_trains(
         rollouts=2,
         rewards=2,
     )
-
     assert run.steps == [1, 2, 3, 4, 5, 6]
     figures = [record.metrics for record in run.metrics]
     assert all(0 <= figure["rollout/staleness_mean"] <= figure["rollout/staleness_max"] <= 2 for figure in figures)
@@ -221,35 +206,9 @@ def test_generation_goes_on_while_the_actor_trains(
     assert set(problems.values()) == {1}
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two engines draw five tokens of answers for steps after the second, and wait there for a checkpoint."""
-    step, write = TorchEngine.step, ReasoningRunner.write_checkpoint
-    holding: set[int] = set()
-    both, saved = threading.Event(), threading.Event()
-
-    def drawn(engine: TorchEngine) -> list[Sequence]:
-        rows: Any = engine._rows  # pyright: ignore[reportPrivateUsage]
-        steps = [row.params.seed % 2**32 for row, alive in zip(rows._rows, rows._alive.tolist(), strict=True) if alive]
-        counts = [len(item.tokens) for item in rows.unfinished()]
-        if saved.is_set() or min(steps, default=0) < 4 or min(counts, default=0) < 5:
-            return step(engine)
-        holding.add(id(engine))
-        if len(holding) == 2:
-            both.set()
-        return []
-
-    def written(runner: ReasoningRunner, folder: Path) -> None:
-        assert both.wait(60)
-        write(runner, folder)
-        saved.set()
-
-    monkeypatch.setattr(TorchEngine, "step", drawn)
-    monkeypatch.setattr(ReasoningRunner, "write_checkpoint", written)
-
-
+@pytest.mark.usefixtures("held")
 def test_a_checkpoint_keeps_what_waits_and_what_is_under_way(
-    train: LocalTrain, learned: dict[int, list[GroupReport]], tmp_path: Path, held: None
+    train: LocalTrain, learned: dict[int, list[GroupReport]], tmp_path: Path
 ) -> None:
     whole = train(*LONG, "runner.save_interval=2", "runner.max_steps=5", rollouts=2)
     prompts = {step: [group.problem for group in groups] for step, groups in learned.items()}
@@ -311,7 +270,6 @@ def test_learning_rates_fall_by_the_end_of_the_last_epoch(train: LocalTrain) -> 
         "actor.optim.lr_warmup_steps=0",
         "actor.optim.min_lr_ratio=0",
     )
-
     assert [record.metrics["train/actor/lr"] for record in run.metrics] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
 
 
@@ -337,3 +295,132 @@ def test_what_was_compared_stands_in_the_run_folder(train: LocalTrain, skips: bo
             assert check.largest_difference <= check.bound
     gap = results["actor", "log-probabilities of the engine"]
     assert (gap.verdict, gap.bound) == ("agrees", 1e-2)
+
+
+WORDS = tuple(LanguageFlow(job_config()).rehearsal())
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_step_moves_recorded_answers_and_zeros(
+    train: LocalTrain, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    def computes(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a rehearsal computes nothing")
+
+    monkeypatch.setattr(LanguagePolicy, "forward", computes)
+    monkeypatch.setattr("recipes.language.engines.own.torch_engine.TorchEngine", computes)
+    monkeypatch.setattr(pacing, "active", PacedCalls(Pacing({}, {ANSWER: ((2.0, 1), (3.0, 3))})))
+    run = train(*WORDS, "runner.save_interval=-1", f"runner.max_staleness={ahead}", rollouts=2, rewards=2)
+    assert run.steps == [1, 2, 3, 4]
+    assert all(2.0 < metrics.metrics["rollout/response_length"] < 3.0 for metrics in run.metrics)
+    # All answers are learned from, so that an update has as many tokens as were drawn.
+    assert all(metrics.metrics["train/actor/learned_fraction"] == 1.0 for metrics in run.metrics)
+    group: Any = run.runner.groups["actor"]
+    (actor,) = group.workers
+    policy = actor._state.policy
+    assert isinstance(policy, StandInLanguagePolicy)
+    section: Any = actor._config.actor
+    true = make_model(section, make_tokenizer(section)).state_dict()
+    kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in policy.model.state_dict().items()}
+    assert kinds == {name: (tensor.shape, tensor.dtype) for name, tensor in true.items()}
+    assert not any(bool(weight.any()) for weight in policy.model.parameters())
+    assert bool(torch.isfinite(policy.base).all())
+
+
+def test_answers_end_before_new_weights_in_recorded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("rlinf_core.process.pacing.time.sleep", slept.append)
+    monkeypatch.setattr(pacing, "active", PacedCalls(Pacing({STEP: Pace(60.0, 10.0)}, {ANSWER: ((3.0, 1),)})))
+    engine = StandInEngine()
+    engine.submit(Request(request_id="a", prompt=(5, 6), group_size=2))
+    assert len(engine.pause("drain")) == 2
+    assert [round(seconds, -1) for seconds in slept] == [80.0, 80.0, 80.0]
+
+
+WHY = "the engine has lost its memory"
+
+
+@pytest.fixture
+def seen_answers(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
+    """The answers that actors are given to learn from."""
+    answers: list[Sequence] = []
+    of_groups = RolloutBatch.of_groups
+
+    def noted(groups: list[ScoredAnswers]) -> RolloutBatch:
+        answers.extend(answer for group in groups for answer in group.answers)
+        return of_groups(groups)
+
+    monkeypatch.setattr(RolloutBatch, "of_groups", noted)
+    return answers
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, share: int, tries: int = 2) -> None:
+    """Let the engine fail the answers of every `share`-th number, as often as `tries`."""
+    step, failed = TorchEngine.step, dict[tuple[Any, ...], int]()
+
+    def faulty(engine: TorchEngine) -> list[Sequence]:
+        answers: list[Sequence] = []
+        for answer in step(engine):
+            key = (answer.request_id, answer.sample, answer.prompt)
+            if answer.sample % share == 0 and failed.setdefault(key, 0) < tries:
+                failed[key] += 1
+                answer = replace(answer, finish_reason="aborted", failure=WHY)
+            answers.append(answer)
+        return answers
+
+    monkeypatch.setattr(TorchEngine, "step", faulty)
+
+
+def spoiling(monkeypatch: pytest.MonkeyPatch, bad: float, samples: set[int]) -> None:
+    """Give the answers of these numbers logits that are not finite."""
+    draw = TorchEngine._draw
+
+    def faulty(engine: TorchEngine, logits: Tensor, first: int) -> list[Sequence]:
+        asked = [row.answer for row in engine._rows._rows[first:]]
+        # The first comparisons of a run have other requests.
+        spoiled = [one.request.request_id.startswith("train:") and one.sample in samples for one in asked]
+        logits = logits.masked_fill(tensor(spoiled)[:, None], bad)
+        return draw(engine, logits, first)
+
+    monkeypatch.setattr(TorchEngine, "_draw", faulty)
+
+
+def test_one_that_fails_again_is_left_out_and_counted(
+    train: LocalTrain, monkeypatch: pytest.MonkeyPatch, seen_answers: list[Sequence]
+) -> None:
+    failing(monkeypatch, 3)
+    metrics = train("runner.max_steps=2").metrics
+    # One of the three answers to each of five prompts.
+    assert [record.metrics["failed/engine"] for record in metrics] == [5.0, 5.0]
+    shown = [answer for answer in seen_answers if answer.request_id]
+    assert {answer.sample for answer in shown} == {1, 2}
+    assert len(shown) == 2 * 2 * 5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_without_probabilities_is_left_out(
+    train: LocalTrain, monkeypatch: pytest.MonkeyPatch, seen_answers: list[Sequence], bad: float
+) -> None:
+    spoiling(monkeypatch, bad, {1})
+    metrics = train("runner.max_steps=2").metrics
+    assert [record.metrics["failed/engine"] for record in metrics] == [5.0, 5.0]
+    assert {answer.sample for answer in seen_answers if answer.request_id} == {0, 2}
+    assert all(math.isfinite(value) for record in metrics for value in record.metrics.values())
+
+
+def test_a_run_none_of_whose_rows_has_probabilities_ends(train: LocalTrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiling(monkeypatch, math.nan, {0, 1, 2})
+    with pytest.raises(RunError, match="answers of step 1 failed: engine") as caught:
+        train("runner.max_steps=2")
+    assert "not finite numbers" in str(caught.value)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_whose_answers_all_fail_ends(
+    train: LocalTrain, monkeypatch: pytest.MonkeyPatch, seen_answers: list[Sequence], staleness: int
+) -> None:
+    failing(monkeypatch, 1, tries=1000)
+    with pytest.raises(RunError, match="answers of step 1 failed: engine") as caught:
+        train(f"runner.max_staleness={staleness}", "runner.max_steps=2")
+    assert WHY in str(caught.value)
+    assert [answer for answer in seen_answers if answer.request_id] == []

@@ -12,42 +12,15 @@ import torch
 VOCABULARY = 96
 # Parameters of the largest model that is built.
 LARGEST = 50_000_000
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-    "num_local_experts": 4,
-    "num_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "sliding_window": 8,
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 512,
-    "hidden_dim": 64,
-    "ffn_dim": 96,
-    "word_embed_proj_dim": 64,
-}
-
-
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+SIZES.update({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512})
+SIZES.update({"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "sliding_window": 8})
+SIZES.update({"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2})
+SIZES.update({"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1})
+SIZES.update({"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8})
+# By other names.
+SIZES.update({"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512})
+SIZES.update({"hidden_dim": 64, "ffn_dim": 96, "word_embed_proj_dim": 64})
 # Sizes of what sees or hears, beside a language model.
 OF_OTHER_PARTS: dict[str, Any] = {
     "image_size": 28,
@@ -56,13 +29,9 @@ OF_OTHER_PARTS: dict[str, Any] = {
     "embed_dim": 32,
     "num_heads": 2,
     "out_hidden_size": 64,
-    "mm_tokens_per_image": 4,
-    "d_model": 64,
-    "encoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 64,
-    "num_global_layers": 1,
 }
+OF_OTHER_PARTS.update({"mm_tokens_per_image": 4, "d_model": 64, "encoder_layers": 1, "encoder_attention_heads": 2})
+OF_OTHER_PARTS.update({"encoder_ffn_dim": 64, "num_global_layers": 1})
 # What some families need besides, as by default their parts do not fit tiny ones.
 OWN: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
@@ -79,13 +48,6 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 8, "attention_types": [[["global", "local"], 1]]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "longcat_flash": {
-        "num_layers": 1,
-        "ffn_hidden_size": 96,
-        "expert_ffn_hidden_size": 32,
-        "zero_expert_num": 2,
-        "moe_topk": 2,
-    },
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "mllama_text_model": {"bos_token_id": 2},
     "modernbert-decoder": {"bos_token_id": 2},
@@ -97,6 +59,8 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba2": {"layer_types": ["hybrid", "mamba"]},
     "zaya": {"num_experts_per_tok": 1},
 }
+OWN["longcat_flash"] = {"num_layers": 1, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32}
+OWN["longcat_flash"].update({"zero_expert_num": 2, "moe_topk": 2})
 
 
 class TooLargeError(ValueError):

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-pytest.importorskip("transformers")
-
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.models.packing import RowLayout, pack
 from recipes.language.models.policy import LanguagePolicy, ValueModel, checkpoint_decoder, chunked_logprobs
@@ -23,12 +21,10 @@ def test_packed_sequences_equal_single_ones_with_gradients(seed: int, size: int,
     policy = LanguagePolicy(model)
     batch = random_batch(seed, size=size, common=common)
     weights = torch.randn(len(batch.trained), generator=torch.Generator().manual_seed(seed))
-
     logprobs = policy(pack(batch, masks=masks)).logprobs
     (logprobs * weights).sum().backward()
     expected = plain_logprobs(plain, batch)
     (expected * weights).sum().backward()
-
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-5, rtol=1e-4)
@@ -205,9 +201,7 @@ def test_half_the_bits_give_nearly_the_same() -> None:
 def test_a_temperature_divides_the_logits() -> None:
     model, plain = tiny_model(), tiny_model()
     batch = random_batch(6, groups=1, size=1)
-
     logprobs = LanguagePolicy(model)(pack(batch), 0.5).logprobs
-
     row, prompt = batch.tokens[None], int(batch.prompt_lengths[0])
     logits = plain(row).logits[0, prompt - 1 : -1] / 0.5
     expected = logits.log_softmax(-1).gather(1, row[0, prompt:, None])[:, 0]
@@ -224,6 +218,5 @@ def test_segments_of_a_group_pack_with_their_own_prompts() -> None:
     model = tiny_model()
     expected = plain_logprobs(model, batch)
     policy = LanguagePolicy(tiny_model())
-
     for masks in (True, False):
         torch.testing.assert_close(policy(pack(batch, masks=masks)).logprobs, expected, atol=1e-5, rtol=1e-4)

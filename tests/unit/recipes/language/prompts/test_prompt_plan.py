@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.language.prompts.curriculum import Curriculum
-from recipes.language.prompts.prompt_messages import GroupReport, Prompt, staleness
+from recipes.language.prompts.prompt_messages import GroupReport, Prompt, assign, staleness
 from recipes.language.prompts.prompt_plan import PromptPlan
-from rlinf_core.runners.events import ItemFates
+from tests.unit.recipes.language.tiny import report
 
 
 def made(**options: int) -> PromptPlan:
@@ -27,37 +27,30 @@ def made(**options: int) -> PromptPlan:
 def answered(
     prompt: Prompt, versions: tuple[int, ...] = (0,), *, dropped: bool = False, spoiled: bool = False
 ) -> GroupReport:
-    return GroupReport(
-        slot=prompt.slot,
-        step=prompt.step,
-        problem=prompt.position,
-        source="sums",
-        difficulty="",
-        tokens=len(versions) + 1,
-        rewards=(0.0, 0.0 if dropped else 1.0),
-        lengths=(len(versions),),
-        truncated=0,
-        failures={"engine": 2} if spoiled else {},
-        parts={},
-        oldest=min(versions),
-        version_sum=sum(versions),
-        dropped=dropped,
-        spoiled=spoiled,
-    )
+    """Return the report about a prompt's answers, by the versions of their tokens."""
+    ages = {"oldest": min(versions), "version_sum": sum(versions), "lengths": (len(versions),)}
+    fate = {"failures": {"engine": 2} if spoiled else {}, "dropped": dropped, "spoiled": spoiled}
+    rewards = (0.0, 0.0 if dropped else 1.0)
+    known: dict[str, Any] = {"step": prompt.step, "problem": prompt.position, **ages, **fate}
+    return report(prompt.slot, rewards, len(versions) + 1, **known)
+
+
+def arrive(plan: PromptPlan, prompts: Iterable[Prompt]) -> None:
+    for prompt in prompts:
+        plan.arrived(answered(prompt))
+
+
+def stored(plan: PromptPlan, unfinished: dict[int, int | None] | None = None) -> Any:
+    """Return the state of a plan as a checkpoint has it."""
+    return json.loads(json.dumps(plan.state(unfinished or {})))
 
 
 def test_synchronous_step_deals_the_next_problems_to_workers() -> None:
     plan = made()
-
     first = plan.due(range(1, 2), 0)
-    for prompt in first:
-        plan.arrived(answered(prompt))
-
-    assert [(item.slot, item.position, item.worker, item.shown) for item in first] == [
-        (0, 0, 0, True),
-        (1, 1, 1, False),
-        (2, 2, 0, False),
-    ]
+    arrive(plan, first)
+    dealt = [(item.slot, item.position, item.worker, item.shown) for item in first]
+    assert dealt == [(0, 0, 0, True), (1, 1, 1, False), (2, 2, 0, False)]
     assert [item.problem for item in plan.take(1)] == [0, 1, 2]
     assert [(item.slot, item.position) for item in plan.due(range(2, 3), 1)] == [(0, 3), (1, 4), (2, 5)]
 
@@ -70,13 +63,11 @@ def test_dropped_groups_are_replaced_together_and_only_so_often() -> None:
     assert plan.due(range(1, 2), 0) == []
     plan.arrived(answered(first[1], dropped=True))
     plan.arrived(answered(first[2]))
-
     second = plan.due(range(1, 2), 0)
     assert [item.position for item in second] == [3, 4]
     assert not {item.slot for item in second} & {item.slot for item in first}
     plan.arrived(answered(second[0], dropped=True))
     plan.arrived(answered(second[1]))
-
     assert plan.due(range(1, 2), 0) == []
     assert [item.problem for item in plan.take(1) if item.kept] == [2, 4]
 
@@ -101,8 +92,7 @@ def test_a_spoiled_group_makes_room_for_a_whole_one() -> None:
     first = plan.due(range(1, 2), 0)
     plan.arrived(answered(first[0], spoiled=True))
     (again,) = plan.due(range(1, 2), 0)
-    for prompt in (*first[1:], again):
-        plan.arrived(answered(prompt))
+    arrive(plan, (*first[1:], again))
     assert [item.problem for item in plan.take(1) if item.kept] == [1, 2, 3]
 
 
@@ -110,9 +100,7 @@ def test_asynchronous_mode_replaces_a_dropped_group_at_once() -> None:
     plan = made(max_staleness=1, max_refills=1)
     first = plan.due(range(1, 3), 0)
     assert [item.step for item in first] == [1, 1, 1, 2, 2, 2]
-
     plan.arrived(answered(first[0], dropped=True))
-
     assert [(item.position, item.step) for item in plan.due(range(1, 3), 0)] == [(6, 1)]
 
 
@@ -142,15 +130,12 @@ def test_a_report_of_nothing_that_was_asked_is_refused() -> None:
 def test_checkpoint_restores_the_buffer_and_asks_for_the_rest() -> None:
     plan = made(max_staleness=1, max_refills=1)
     first = plan.due(range(1, 3), 0)
-    for prompt in first[:3]:
-        plan.arrived(answered(prompt))
+    arrive(plan, first[:3])
     plan.take(1)
     plan.arrived(answered(first[3]))
     plan.arrived(answered(first[4], dropped=True))
-
     again = made(max_staleness=1, max_refills=1)
-    restored = again.restore(json.loads(json.dumps(plan.state())), step=1, version=1)
-
+    restored = again.restore(stored(plan), step=1, version=1)
     # One group is there, one prompt was under way; the replacement of the dropped one was never handed out.
     assert restored[:3] == ((first[3].slot,), (), 1)
     due = again.due(range(2, 4), 1)
@@ -162,13 +147,12 @@ def test_checkpoint_restores_the_buffer_and_asks_for_the_rest() -> None:
 def test_checkpointed_prompts_continue_unless_too_old() -> None:
     plan = made(max_staleness=2)
     prompts = plan.due(range(1, 4), 0)
-    for prompt in prompts[:4]:
-        plan.arrived(answered(prompt))
+    arrive(plan, prompts[:4])
     plan.take(1)
     # The first of these has arrived meanwhile, the last was not begun.
     *_, last = positions = [prompt.position for prompt in prompts[3:]]
     kept: dict[int, int | None] = {**dict.fromkeys(positions, 0), positions[1]: 1, last: None}
-    state = json.loads(json.dumps(plan.state(kept)))
+    state = stored(plan, kept)
 
     again = made(max_staleness=2)
     restored = again.restore(state, step=1, version=1)
@@ -190,13 +174,10 @@ def test_checkpointed_prompts_continue_unless_too_old() -> None:
 
 def test_restored_groups_beyond_a_smaller_bound_are_redone() -> None:
     plan = made(max_staleness=2)
-    for prompt in plan.due(range(1, 4), 0):
-        plan.arrived(answered(prompt))
+    arrive(plan, plan.due(range(1, 4), 0))
     plan.take(1)
-
     again = made(max_staleness=1)
     restored = again.restore(plan.state(), step=1, version=1)
-
     assert len(restored.slots) == 3  # those of step 2, which are one version old then
     assert restored.again == 3
     assert {fate: len(items) for fate, items in restored.fates.items()} == {"restored": 3, "done again": 3}
@@ -273,8 +254,8 @@ def test_tokens_stay_within_the_bound_and_prompts_come_once(
         engines.offered = version
         engines.ask(plan.due(steps, version))
         while not plan.is_whole(step):
-            for report in engines.tick(dropping):
-                plan.arrived(report)
+            for item in engines.tick(dropping):
+                plan.arrived(item)
             engines.ask(plan.due(steps, version))
             assert len(plan.buffered) <= batch * (bound + 1)
         groups = plan.take(step)
@@ -285,9 +266,7 @@ def test_tokens_stay_within_the_bound_and_prompts_come_once(
         seen.update(group.problem for group in groups)
         if step == stopped:
             begun = {prompt.position: drawn for prompt, _, drawn in engines.running.values()}
-            state = json.loads(
-                json.dumps(plan.state({name: min(drawn, default=None) for name, drawn in begun.items()}))
-            )
+            state = stored(plan, {name: min(drawn, default=None) for name, drawn in begun.items()})
             under_way = plan.in_flight
             plan, engines = plan_made(), Engines(rng, step, step, begun=begun)
             restored = plan.restore(state, step, step)
@@ -302,8 +281,7 @@ def learned(plan: PromptPlan, step: int, right: Callable[[int], float]) -> list[
     prompts = plan.due(range(step, step + 1), step - 1)
     for prompt in prompts:
         correct = tuple(number < 2 * right(prompt.position % 6) for number in range(2))
-        report = answered(prompt)._replace(problem=prompt.position % 6, corrects=correct)
-        plan.arrived(report)
+        plan.arrived(answered(prompt)._replace(problem=prompt.position % 6, corrects=correct))
     plan.take(step)
     return [prompt.position % 6 for prompt in prompts]
 
@@ -335,7 +313,7 @@ def test_a_restored_curriculum_passes_over_the_same() -> None:
     plan, other = made(batch_size=6), made(batch_size=6)
     plan.curriculum, other.curriculum = curriculum(), curriculum()
     learned(plan, 1, shares.__getitem__)
-    other.restore(json.loads(json.dumps(plan.state())), 1, 1)
+    other.restore(stored(plan), 1, 1)
     assert learned(other, 2, shares.__getitem__) == learned(plan, 2, shares.__getitem__)
     assert other.curriculum.state() == plan.curriculum.state()
 
@@ -344,17 +322,15 @@ def test_what_waits_longer_than_one_checkpoint_begins_again() -> None:
     """A run goes on with a smaller `max_staleness`, and is saved again before it asks what an engine had begun."""
     plan = made(batch_size=2, max_staleness=2)
     prompts = plan.due(range(1, 4), 0)
-    for prompt in prompts[:2]:
-        plan.arrived(answered(prompt))
+    arrive(plan, prompts[:2])
     plan.take(1)
     first = plan.state({prompts[4].position: 1, prompts[5].position: None})
-
     second = made(batch_size=2, max_staleness=1)
     restored = second.restore(json.loads(json.dumps(first)), 1, 1)
     assert restored.continued == (prompts[4].position,)
     assert {prompt.position for prompt in second.due(range(2, 3), 1)} == {2, 3}
     third = made(batch_size=2, max_staleness=1)
-    again = third.restore(json.loads(json.dumps(second.state({}))), 1, 1)
+    again = third.restore(stored(second), 1, 1)
     assert {fate: len(items) for fate, items in again.fates.items()} == {"done again": 2, "not yet asked": 2}
     # Nothing of its answers is in the second checkpoint: an engine would wait for them without an end.
     assert [(item.position, item.begun) for item in third.due(range(2, 4), 1)] == [(n, False) for n in (2, 3, 4, 5)]
@@ -366,84 +342,38 @@ def test_the_three_sets_are_all_that_was_set_aside() -> None:
     plan.arrived(answered(prompts[0]))
     plan.arrived(answered(prompts[1], dropped=True))
     unfinished = {prompts[2].position: 0, prompts[3].position: None}
-
     fates = plan.in_flight_at_checkpoint(unfinished)
-
-    assert {fate: len(items) for fate, items in fates.items()} == {
-        "restored": 2,
-        "continued": 1,
-        "done again": 3,
-        "not yet asked": 1,
-    }
+    counts = {fate: len(items) for fate, items in fates.items()}
+    assert counts == {"restored": 2, "continued": 1, "done again": 3, "not yet asked": 1}
     assert sum(map(len, fates.values())) == plan.taken
     other = made(batch_size=3, max_staleness=1, max_refills=1)
-    assert other.restore(json.loads(json.dumps(plan.state(unfinished))), 0, 0).fates == fates
+    assert other.restore(stored(plan, unfinished), 0, 0).fates == fates
 
 
-class Life(NamedTuple):
-    """A run of a trainer with engines, by what came of it.
-
-    Attributes:
-        learned: the problems of each step; of one that was repeated, the last time.
-        taken: problems that were set aside.
-        ticks: moments at which it could have been killed.
-        fates: prompts of the checkpoint that it went on from, by what became of them.
-    """
-
-    learned: dict[int, list[int]]
-    taken: int
-    ticks: int
-    fates: ItemFates
+@pytest.mark.parametrize("minibatches", [1, 2, 5])
+def test_optimizer_steps_use_equal_groups_on_any_actor_count(minibatches: int) -> None:
+    rng = random.Random(0)
+    groups = [report(slot, (), rng.randrange(1, 90)) for slot in range(40)]
+    alone = assign(groups, 1, minibatches)[0]
+    assert sorted(slot for part in alone for slot in part) == list(range(40))
+    assert {len(part) for part in alone} == {40 // minibatches}
+    for actors in (2, 3, 8):
+        dealt = assign(groups, actors, minibatches)
+        together = [sorted(slot for rank in dealt for slot in rank[number]) for number in range(minibatches)]
+        assert together == [list(part) for part in alone]
+        assert dealt == assign(groups[::-1], actors, minibatches)
 
 
-def live(seed: int, killed_at: int = 0, dropping: float = 0.0) -> Life:
-    """Train eight steps with a checkpoint after every second, killed once at a moment and resumed."""
-    rng, last, bound = random.Random(seed), 8, 2
-
-    def plan_made() -> PromptPlan:
-        return made(batch_size=4, max_staleness=bound, max_refills=3 if dropping else 0, workers=2, answers=1)
-
-    plan, engines = plan_made(), Engines(rng)
-    step, ticks, saved, saved_at = 1, 0, "", 0
-    begun: dict[int, list[int]] = {}
-    learned: dict[int, list[int]] = {}
-    fates: ItemFates = {}
-    while step <= last:
-        steps = range(step, min(step + bound, last) + 1)
-        engines.offered = step - 1
-        engines.ask(plan.due(steps, step - 1))
-        while not plan.is_whole(step) and ticks + 1 != killed_at:
-            ticks += 1
-            for report in engines.tick(dropping):
-                plan.arrived(report)
-            engines.ask(plan.due(steps, step - 1))
-        if not plan.is_whole(step):
-            ticks += 1
-            plan, engines = plan_made(), Engines(rng, saved_at, saved_at, begun=begun)
-            if saved:
-                fates = plan.restore(json.loads(saved), saved_at, saved_at).fates
-            step = saved_at + 1
-            continue
-        learned[step] = sorted(group.problem for group in plan.take(step))
-        if step % 2 == 0:
-            begun = {prompt.position: [*drawn] for prompt, _, drawn in engines.running.values() if drawn}
-            under_way = {**dict.fromkeys(plan.under_way), **{name: min(drawn) for name, drawn in begun.items()}}
-            saved, saved_at = json.dumps(plan.state(under_way)), step
-        step += 1
-    return Life(learned, plan.taken, ticks, fates)
+def test_tokens_are_balanced_between_steps_and_actors() -> None:
+    rng = random.Random(1)
+    groups = [report(slot, (), rng.randrange(1, 90)) for slot in range(64)]
+    dealt = assign(groups, 4, 2)
+    loads = [[sum(groups[slot].tokens for slot in part) for part in rank] for rank in dealt]
+    steps = [sum(column) for column in zip(*loads, strict=True)]
+    assert max(steps) - min(steps) < 90
+    for column in zip(*loads, strict=True):
+        assert max(column) - min(column) < 90
 
 
-@pytest.mark.parametrize("dropping", [0.0, 0.4])
-def test_twenty_moments_at_which_a_run_is_killed(dropping: float) -> None:
-    """No prompt is lost, however long its answer, and none is trained on twice."""
-    undisturbed = live(3, dropping=dropping)
-    fates: set[str] = set()
-    for number in range(1, 21):
-        life = live(3, max(1, undisturbed.ticks * number // 21), dropping)
-        assert Counter(problem for problems in life.learned.values() for problem in problems) == Counter(
-            range(life.taken)
-        )
-        if not dropping:
-            assert life.learned == undisturbed.learned
-        fates |= set(life.fates)
-    assert fates >= {"restored", "continued", "done again"}
+def test_fewer_groups_than_optimizer_steps_leave_some_without() -> None:
+    assert assign([report(3)], 2, 2) == (((3,), ()), ((), ()))

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -31,7 +33,7 @@ def scorer() -> Iterator[Scorer]:
         sandbox.check()
     except ConfigError as error:
         pytest.skip(str(error))
-    with Scorer("code", timeout=2.0, settings={"memory": 256 << 20}) as made:
+    with Scorer("code", timeout=3.0, settings={"memory": 256 << 20}) as made:
         yield made
 
 
@@ -39,16 +41,12 @@ def scored(scorer: Scorer, program: str, tests: str = TESTS) -> Score:
     return scorer.score(Item(text=block(program), answer=tests))
 
 
-def test_the_last_closed_block_of_python_is_the_program() -> None:
-    text = "```python\none\n```\n```text\nno\n```\n```py\ntwo\n```\n```python\nopen"
-    assert program_in(text) == "two\n"
-    assert program_in("```\nplain\n```") == "plain\n"
-    assert program_in("`x = 1`") is None
-
-
 @pytest.mark.parametrize(
     ("text", "program"),
     [
+        ("```python\none\n```\n```text\nno\n```\n```py\ntwo\n```\n```python\nopen", "two\n"),
+        ("```\nplain\n```", "plain\n"),
+        ("`x = 1`", None),
         ("1. code:\n   ```python\n   if 1:\n       print(3)\n   ```\n", "if 1:\n    print(3)\n"),
         ("> ```py\n> print(3)\n> ```", "print(3)\n"),
         ("- ~~~python\n  print(3)\n  ~~~", "print(3)\n"),
@@ -62,11 +60,12 @@ def test_the_last_closed_block_of_python_is_the_program() -> None:
         ("```python\nprint(3)  # no fence: ```\n```", "print(3)  # no fence: ```\n"),
     ],
 )
-def test_a_program_is_read_as_people_write_it(text: str, program: str) -> None:
+def test_a_program_is_read_as_people_write_it(text: str, program: str | None) -> None:
     assert program_in(text) == program
 
 
 def test_tests_are_python_or_pairs() -> None:
+    assert gold_verdict("code", TESTS).right == 1.0
     assert ProgramTests.parsed(TESTS).statements == (TESTS,)
     assert ProgramTests.parsed(json.dumps(["assert f(1)", "assert f(2)"])).statements == ("assert f(1)", "assert f(2)")
     assert ProgramTests.parsed(PAIRS).pairs == (("2\n3\n", "4\n6"), ("5\n", "10\n"))
@@ -95,10 +94,6 @@ def test_what_is_no_test_is_reported(text: str, fault: str) -> None:
     assert gold_verdict("code", text).right == 0.0
 
 
-def test_tests_of_a_file_are_right_answers() -> None:
-    assert gold_verdict("code", TESTS).right == 1.0
-
-
 def test_a_program_that_passes_is_right(scorer: Scorer) -> None:
     score = scored(scorer, "def double(x):\n    return 2 * x")
     assert (score.reward, score.correct, score.failure) == (1.0, True, "")
@@ -106,42 +101,30 @@ def test_a_program_that_passes_is_right(scorer: Scorer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"),
+    ("program", "reason", "status"),
     [
-        ("def double(x):\n    return x + 2", "AssertionError"),
-        ("def double(x):\n    return x +", "SyntaxError"),
-        ("def twice(x):\n    return 2 * x", "NameError"),
-        ("import os\nos._exit(0)", "ended before its tests"),
-        ("import sys\nsys.exit(0)", "NameError"),
-        ("def double(x):\n    raise SystemExit", "ended before its tests"),
-        ("import os\nos._exit(255)", "ended with status 255"),
-        ("import os\nos._exit(163)", "ended with status 163"),
-        ("open('/etc/hosts-of-mine', 'w')", "No such file"),
-        ("x = 'a' * (1 << 30)", "MemoryError"),
-        ("while True: print('x' * 4096)", "wrote more than"),
+        ("def double(x):\n    return x + 2", "AssertionError", ""),
+        ("def double(x):\n    return x +", "SyntaxError", ""),
+        ("def twice(x):\n    return 2 * x", "NameError", ""),
+        ("import os\nos._exit(0)", "ended before its tests", None),
+        ("import sys\nsys.exit(0)", "NameError", ""),
+        ("def double(x):\n    raise SystemExit", "ended before its tests", None),
+        ("import os\nos._exit(255)", "ended with status 255", None),
+        ("import os\nos._exit(163)", "ended with status 163", None),
+        ("open('/etc/hosts-of-mine', 'w')", "No such file", ""),
+        ("x = 'a' * (1 << 30)", "MemoryError", "memory_limit"),
+        ("while True: print('x' * 4096)", "wrote more than", "output_limit"),
+        ("while True: pass", "", "time_limit"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "", "crash"),
+        ("open('/tmp/full', 'wb').write(b'x' * (1 << 26))", "", None),
+        ("import os\nwhile True: os.fork()", "", None),
     ],
 )
-def test_a_program_that_fails_is_wrong(scorer: Scorer, program: str, reason: str) -> None:
+def test_what_a_program_breaks_is_its_own_fault(scorer: Scorer, program: str, reason: str, status: str | None) -> None:
     score = scored(scorer, program)
     assert (score.correct, score.failure) == (False, "")
     assert reason in score.reason
-
-
-@pytest.mark.parametrize(
-    ("program", "status"),
-    [
-        ("while True: pass", "time_limit"),
-        ("x = 'a' * (1 << 30)", "memory_limit"),
-        ("while True: print('x' * 4096)", "output_limit"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "crash"),
-        ("open('/tmp/full', 'wb').write(b'x' * (1 << 26))", ""),
-        ("import os\nwhile True: os.fork()", ""),
-    ],
-)
-def test_what_a_program_breaks_is_its_own_fault(scorer: Scorer, program: str, status: str) -> None:
-    score = scored(scorer, program)
-    assert (score.correct, score.failure) == (False, "")
-    assert score.exit == status or not status
+    assert status in (score.exit, None)
 
 
 def test_one_late_run_of_an_answer_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +214,27 @@ def test_a_machine_without_a_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch)
     with Scorer("code", settings={"memory": 256 << 20}) as made, pytest.raises(ConfigError, match="code") as info:
         made.start()
     assert "no sandbox" in str(info.value.why)
+
+
+PROGRAMS: Final = Path(__file__).parents[4] / "data" / "answers" / "programs.jsonl"
+
+
+def programs(kind: str) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in PROGRAMS.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def rewards(scorer: Scorer, rows: list[dict[str, Any]]) -> dict[str, float | str]:
+    items = [Item(text=f"```python\n{row['program']}\n```", answer=row["tests"]) for row in rows]
+    scores = scorer.score_all(items)
+    return {row["name"]: score.failure or score.reward for row, score in zip(rows, scores, strict=True)}
+
+
+def test_no_forgery_earns_a_reward(scorer: Scorer) -> None:
+    forged = programs("forged")
+    assert len(forged) >= 40
+    assert {name: reward for name, reward in rewards(scorer, forged).items() if reward != 0} == {}
+
+
+def test_honest_programs_pass_tests_of_objects_and_functions(scorer: Scorer) -> None:
+    assert {name: reward for name, reward in rewards(scorer, programs("honest")).items() if reward != 1} == {}

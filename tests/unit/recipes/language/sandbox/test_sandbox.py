@@ -180,9 +180,7 @@ def test_doctor_says_what_allows_forbidden_namespaces(monkeypatch: pytest.Monkey
         program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-
     result = sandbox_probe.look()
-
     assert result["verdict"] == "fault"
     assert result["what"].endswith("No permissions to create new namespace")
     assert "sysctl user.max_user_namespaces" in result["help"]

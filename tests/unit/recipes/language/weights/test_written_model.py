@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import recipes.language.weights.written_model as written_model
-from recipes.language.models.load_model import load_model
+from recipes.language.engines.own.merged_adapter import MergedAdapter
+from recipes.language.models.load_model import load_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.weights.loaded_model import answer
+from recipes.language.weights.model_export import export
 from recipes.language.weights.written_model import check_written, expected_logprobs
-from rlinf_core import RLinfError
+from recipes.sections.actor import LoraSettings
+from recipes.training.huggingface import with_lora
+from rlinf_cli.job.job_file import load_with_lint
+from rlinf_core import CheckpointError, ConfigError, RLinfError
+from tests.unit.recipes.language.learning.test_initial_weights import saved
+from tests.unit.recipes.language.tiny import job_config
 from tests.unit.recipes.language.weights.written_cases import ARCHITECTURES, CASES, KINDS, TIES, Case, outcome, save
 from tests.unit.recipes.two_processes import run_two
 
@@ -114,3 +119,143 @@ def test_another_process_loads_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RLinfError, match="not the model that was trained") as refused:
         checked(tmp_path, policy)
     assert "transformers cannot load it" in str(refused.value.why)
+
+
+def actor_of(folder: str, *overrides: str) -> Any:
+    return job_config(f"actor.model.model_path={folder}", "actor.warm_start.steps=0", *overrides, sound=False).actor
+
+
+def changed(model: Any) -> LanguagePolicy:
+    """Return a policy of which every trained weight is another one than in the file."""
+    policy = LanguagePolicy(model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            if weight.requires_grad:
+                weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
+    return policy
+
+
+def written(policy: LanguagePolicy, actor: Any, folder: Path) -> dict[str, Tensor]:
+    tokenizer = make_tokenizer(actor.model_copy(update={"model": type(actor.model)()}))
+    export(iter(policy.state_dict().items()), actor, tokenizer, folder, lambda *_: None)
+    return load_model(str(folder), next(policy.causal.parameters()).dtype).state_dict()
+
+
+MIXTRAL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+MIXTRAL.update({"num_key_value_heads": 2, "num_local_experts": 2, "vocab_size": 101})
+
+
+@pytest.mark.parametrize(
+    ("kind", "file_bytes"),
+    [("Qwen2", None), ("Qwen2", 100_000), ("tied Qwen2", None), ("GPT2", None), ("Mixtral", None)],
+)
+def test_weights_come_back_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file_bytes: int | None
+) -> None:
+    """Also those of Mixtral, which transformers converts and writes, and those of a large model, in several files."""
+    if file_bytes:
+        monkeypatch.setattr("recipes.language.weights.model_export.FILE_BYTES", file_bytes)
+    folder, out = saved(kind, tmp_path / "first", **(MIXTRAL if kind == "Mixtral" else {})), tmp_path / "out"
+    policy = changed(load_model(folder))
+    again = written(policy, actor_of(folder), out)
+    expected = policy.causal.state_dict()
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], value) for name, value in expected.items())
+    settings = json.loads((out / "config.json").read_text())
+    assert settings["architectures"] == [type(policy.causal).__name__]
+    assert settings["dtype"] == "float32"
+    assert (len(list(out.glob("model-*-of-*.safetensors"))) > 1) == bool(file_bytes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_adapters_are_merged_as_engines_merge_them(tmp_path: Path, precision: str) -> None:
+    folder, dtype = saved("tied Qwen2", tmp_path / "first"), {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    actor = actor_of(folder, "actor.model.lora={rank: 2, alpha: 8}", f"actor.model.precision={precision}")
+    policy = changed(with_lora(load_model(folder, dtype), actor.model.adapter()))
+    again = written(policy, actor, tmp_path / "out")
+    merged: Any = load_model(folder, dtype)
+    before = merged.model.layers[0].mlp.up_proj.weight.clone()
+    names = {name.removeprefix("model."): value for name, value in policy.state_dict().items() if ".lora_" in name}
+    MergedAdapter(merged, 4.0).load(names.items())
+    assert all(torch.equal(again[name], value) for name, value in merged.state_dict().items())
+    assert not torch.equal(again["model.layers.0.mlp.up_proj.weight"], before)
+
+
+def test_a_folder_that_does_not_pass_is_not_kept(tmp_path: Path) -> None:
+    policy = changed(load_model(saved("tied Qwen2", tmp_path / "first")))
+    actor, out = actor_of(str(tmp_path / "first")), tmp_path / "out"
+    before = written(policy, actor, out)
+
+    def refuse(aside: Path, fingerprints: Any) -> None:
+        assert list(fingerprints) == [name for name in before if name != "lm_head.weight"]
+        raise RLinfError("no")
+
+    with pytest.raises(RLinfError):
+        export(iter(policy.state_dict().items()), actor, make_tokenizer(actor), out, refuse)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["first", "out"]
+    assert load_model(str(out)).state_dict().keys() == before.keys()
+
+
+def test_a_model_on_a_full_disk_says_so_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = changed(load_model(saved("tied Qwen2", tmp_path / "first")))
+    actor = actor_of(str(tmp_path / "first"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("recipes.language.weights.model_export.ModelWriter.write", full)
+    with pytest.raises(CheckpointError, match="the model cannot be written") as caught:
+        export(iter(policy.state_dict().items()), actor, make_tokenizer(actor), tmp_path / "out", lambda *_: None)
+    assert str(caught.value.why).startswith("No space left on device: the disk has ")
+    assert [file.name for file in tmp_path.iterdir()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "words"),
+    [
+        ("Qwen2", "q_proj lm_head", "`lm_head` shares its weights with another layer"),
+        ("Qwen2", "embed_tokens", "`model.embed_tokens` is of kind `Embedding`"),
+        ("Qwen2", "q_proj v_prj", "it has no layer `v_prj`"),
+        ("Qwen2", "q_proj norm", "Target module Qwen2RMSNorm"),
+        ("Qwen2", "self_attn", "Target module Qwen2Attention"),
+        ("Qwen2", "layers", "Target module ModuleList"),
+        ("GPT2", "", "is of kind `Conv1D`"),
+    ],
+)
+def test_adapters_that_cannot_be_written_are_refused(
+    tmp_path: Path, architecture: str, layers: str, words: str
+) -> None:
+    save(architecture, "tied", tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        with_lora(load_model(str(tmp_path)), LoraSettings(rank=2, target_modules=tuple(layers.split())))
+    assert words in f"{caught.value.message}: {caught.value.why}"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ties", "layers", "adapted"),
+    [
+        ("Qwen2", "tied", "q_proj mlp.up_proj", "q_proj up_proj"),
+        ("Qwen2", "unequal", "q_proj lm_head", "q_proj lm_head"),
+        ("Qwen2", "tied", "", "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+        ("Mixtral", "untied", "", "q_proj k_proj v_proj o_proj"),
+    ],
+)
+def test_layers_that_can_be_written_are_adapted(
+    tmp_path: Path, architecture: str, ties: str, layers: str, adapted: str
+) -> None:
+    save(architecture, ties, tmp_path)
+    model = with_lora(load_model(str(tmp_path)), LoraSettings(rank=2, target_modules=tuple(layers.split())))
+    weights = (name.partition(".lora_")[0] for name, _ in model.named_parameters() if "lora" in name)
+    assert {name.rpartition(".")[2] for name in weights} == set(adapted.split())
+
+
+def test_a_server_that_would_tie_unequal_weights_is_refused(tmp_path: Path) -> None:
+    save("Qwen2", "unequal", tmp_path)
+    settings = [f"actor.model.model_path={tmp_path}", "rollout.backend=server"]
+    settings.append("rollout.server.urls=[http://127.0.0.1:1]")
+    file, words = tmp_path / "config.json", "this engine would compute with the embeddings"
+    for said in (True, False):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": said}))
+        job = load_with_lint("math/sums-laptop", settings, environ={})
+        assert any(words in finding.message for finding in job.diagnostics) == said

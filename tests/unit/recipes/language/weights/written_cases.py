@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -26,19 +25,11 @@ from recipes.language.weights.loaded_model import answer
 from recipes.language.weights.model_export import export_state
 from rlinf_core import ConfigError, load_job
 from rlinf_core.runners.storage.first_contact import FirstContact
+from tests.unit.recipes.two_processes import as_rank
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-}
+_SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+_SIZES.update({"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 128})
+_SIZES.update({"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1})
 _EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Cohere": {"logit_scale": 1.0},
@@ -108,11 +99,6 @@ def _is_matrix(layer: Any) -> bool:
     return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
 
 
-def in_this_process() -> None:
-    """Have what was written loaded here: a process of its own takes seconds to import transformers."""
-    cast("Any", written_model)._answer_of = lambda folder, tokens, seconds: answer(str(folder), tokens)
-
-
 def outcome(case: Case, folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
     """Train a step and write the model; return `refused`, why, or the `difference` from what transformers loads, the
     `logprobs` that the actor computes, and how far the step has `moved` them.
@@ -137,7 +123,7 @@ def outcome(case: Case, folder: Path, rank: int = 0, world_size: int = 1) -> dic
         except LookupError:
             return {"refused": "no such layer"}
         overrides.append(f"actor.model.lora={{rank: 2, alpha: 8, target_modules: [{target}]}}")
-    config = cast("Any", load_job("math_laptop", tuple(overrides)).config)
+    config = cast("Any", load_job("math/sums-laptop", tuple(overrides)).config)
     contact, tokenizer = FirstContact("actor"), built_tokenizer()
     try:
         policy, state = begin_training(
@@ -172,13 +158,11 @@ def _step(state: Any) -> None:
                 weight.grad = None
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    in_this_process()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.save({case.text: outcome(case, folder, rank, 2) for case in CASES}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+def all_outcomes(rank: int, folder: Path) -> dict[str, Any]:
+    # What was written is loaded here: a process of its own takes seconds to import transformers.
+    cast("Any", written_model)._answer_of = lambda folder, tokens, seconds: answer(str(folder), tokens)
+    return {case.text: outcome(case, folder, rank, 2) for case in CASES}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    as_rank(all_outcomes)

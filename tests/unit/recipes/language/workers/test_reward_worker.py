@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from recipes.language.answers.answer_group import AnswerGroup, Rollout
 from recipes.language.answers.exits import Score
-from recipes.language.answers.sequences import Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problems import Problem
 from recipes.language.loop.generation import PROGRESS
-from recipes.language.prompts.prompt_messages import Prompt
+from recipes.language.prompts.prompt_messages import GroupReport, Prompt
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Scorer
 from recipes.language.workers.reward_worker import RewardWorker
-from recipes.math.config import MathConfig
 from rlinf_core import ConfigError
-from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.first_contact import Difference
 from tests.unit.recipes.language import own_verdicts
 from tests.unit.recipes.language.in_threads import Hub, in_thread
+from tests.unit.recipes.language.tiny import job_config, sequence
 
 
 def group(slot: int, *texts: str) -> AnswerGroup:
-    answer = Sequence(
-        request_id=str(slot),
-        sample=0,
-        prompt=(1,),
-        tokens=(2,),
-        logprobs=(-0.5,),
-        versions=(1,),
-        finish_reason="stop",
-    )
-    rollouts = tuple(Rollout((replace(answer, sample=number),), text) for number, text in enumerate(texts))
+    rollouts = tuple(Rollout((sequence((2,), sample=number),), text) for number, text in enumerate(texts))
     prompt = Prompt(slot, position=slot, step=1, worker=0, answers=len(texts), temperature=1.0)
     return AnswerGroup(prompt, slot, Problem(prompt="1+1", answer="2"), rollouts)
 
@@ -55,12 +41,18 @@ def worker_of(
         return [scores[item.text] for item in items]
 
     monkeypatch.setattr(Scorer, "score_all", scored)
-    config = cast("MathConfig", load_job("math_laptop", overrides, environ={}).config)
+    config = job_config(*overrides)
     hub, warnings = Hub(), list[str]()
     worker = in_thread(RewardWorker, config.reward.group_name, hub, 0, 1)(config)
     monkeypatch.setattr(worker, "log_warning", lambda message, *args: warnings.append(message % args))
     worker.init_worker(LanguageLayout(1, 1, 1, "answers", "scored"))
     return worker, hub, warnings
+
+
+def reports_of(worker: RewardWorker, hub: Hub, *groups: AnswerGroup) -> list[GroupReport]:
+    """Have groups scored, and return the reports."""
+    hub.channel("answers").put([*groups], key="0")
+    return [item.report for item in worker.score(tuple(range(len(groups))))]
 
 
 FAILING = {
@@ -73,10 +65,7 @@ FAILING = {
 
 def test_first_failure_of_each_cause_is_logged_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, hub, warnings = worker_of(monkeypatch, scores=FAILING)
-
-    hub.channel("answers").put([group(0, "bad", "2", "bad"), group(1, "late", "bad")], key="0")
-    reports = [item.report for item in worker.score((0, 1))]
-
+    reports = reports_of(worker, hub, group(0, "bad", "2", "bad"), group(1, "late", "bad"))
     assert [report.failures for report in reports] == [{"error": 2}, {"timeout": 1, "error": 1}]
     assert [report.failure for report in reports] == ["why bad", "why late"]
     assert warnings == [
@@ -87,10 +76,7 @@ def test_first_failure_of_each_cause_is_logged_all_are_counted(monkeypatch: pyte
 
 def test_what_could_not_be_scored_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, hub, _ = worker_of(monkeypatch, scores=FAILING)
-
-    hub.channel("answers").put([group(0, "2", "bad", "3", "late"), group(1, "2", "bad"), group(2, "2", "3")], key="0")
-    reports = [item.report for item in worker.score((0, 1, 2))]
-
+    reports = reports_of(worker, hub, group(0, "2", "bad", "3", "late"), group(1, "2", "bad"), group(2, "2", "3"))
     assert [report.rewards for report in reports] == [(1.0, 0.0), (1.0,), (1.0, 0.0)]
     assert [report.corrects for report in reports] == [(True, False), (True,), (True, False)]
     assert [report.lengths for report in reports] == [(1, 1), (1,), (1, 1)]
@@ -105,8 +91,7 @@ def test_scores_of_an_evaluation_are_told_as_they_come(monkeypatch: pytest.Monke
     worker, hub, _ = worker_of(monkeypatch, scores=FAILING)
     training, asked = group(0, "2", "late"), [group(slot, "2", "late") for slot in (1, 2)]
     asked = [one._replace(prompt=one.prompt._replace(step=0)) for one in asked]
-    hub.channel("answers").put([training, *asked], key="0")
-    worker.score((0, 1, 2))
+    reports_of(worker, hub, training, *asked)
     news = [hub.channel("scored").get(key=PROGRESS) for _ in asked]
     assert news == [(2, {"timeout": 1})] * 2
     assert hub.channel("scored").empty(key=PROGRESS)
@@ -115,36 +100,29 @@ def test_scores_of_an_evaluation_are_told_as_they_come(monkeypatch: pytest.Monke
 def test_groups_whose_rewards_differ_by_rounding_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {"2": Score(0.1 + 0.2, ""), "3": Score(0.3, "")}
     worker, hub, _ = worker_of(monkeypatch, "algorithm.filter_groups=true", scores=scores)
-
-    hub.channel("answers").put([group(0, "2", "3")], key="0")
-
-    assert worker.score((0,))[0].report.dropped
+    assert reports_of(worker, hub, group(0, "2", "3"))[0].dropped
 
 
 def test_the_punishment_of_long_answers_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, hub, _ = worker_of(
-        monkeypatch, "reward.soft_overlong=4", "rollout.sampling_params.max_new_tokens=2", scores=FAILING
+        monkeypatch, "reward.soft_overlong=2", "rollout.sampling_params.max_new_tokens=2", scores=FAILING
     )
     training = group(0, "2", "3")
     evaluation = training._replace(prompt=training.prompt._replace(slot=1, step=0))
-
-    hub.channel("answers").put([training, evaluation], key="0")
-    reports = [item.report for item in worker.score((0, 1))]
-
-    assert [report.rewards for report in reports] == [(0.25, -0.75), (1.0, 0.0)]
+    reports = reports_of(worker, hub, training, evaluation)
+    assert [report.rewards for report in reports] == [(0.5, -0.5), (1.0, 0.0)]
     assert [report.corrects for report in reports] == [(True, False)] * 2
 
 
 def data_of(file: Path, golds: list[str]) -> LanguageDataConfig:
     file.write_text("".join(f'{{"prompt": "?", "answer": "{gold}"}}\n' for gold in golds))
     overrides = [f"data.train_data_paths=[{file}]", f"data.val_data_paths=[{file}]", "data.type=jsonl"]
-    return cast("MathConfig", load_job("math_laptop", overrides, environ={}).config).data
+    return job_config(*overrides).data
 
 
 def test_right_answers_that_do_not_fit_the_rule_end_the_start(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     data = data_of(file, ["(1,2)", "7", "x+1", "a/b"])
-
     with pytest.raises(ConfigError, match=r"6 of 8 reference answers") as caught:
         check_right_answers(data, "number", Scorer("number"), share=(0, 1), must_fit=True)
     assert f"{file}:1" in str(caught.value)
@@ -163,9 +141,7 @@ def looked_at(
 def test_a_few_right_answers_that_do_not_fit_are_told(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     data = data_of(file, ["(1,2)", "7", "8", "9"])
-
     result = looked_at(data)
-
     assert not result.agrees
     assert result.note.startswith("2 of 8 reference answers do not pass `reward_type: number`")
     assert f"{file}:1: `(1,2)`: it is not a number" in result.note
@@ -179,9 +155,7 @@ def test_what_programs_earn_that_solve_nothing_is_told(tmp_path: Path) -> None:
             return [Score(1.0, "passed", correct="argv" in item.text) for item in items]
 
     data = data_of(tmp_path / "tests.jsonl", ["assert f(2) == 4", "assert f(3) == 6"])
-
     result = check_right_answers(data, "code", Passing("code"), share=(0, 1), must_fit=True)
-
     assert result is not None
     assert not result.agrees
     assert "a program that prints its own source's marks passes the tests of 2 of 2 problems" in result.note
@@ -190,12 +164,14 @@ def test_what_programs_earn_that_solve_nothing_is_told(tmp_path: Path) -> None:
 
 def test_right_answers_are_given_to_a_function(tmp_path: Path) -> None:
     data = data_of(tmp_path / "pairs.jsonl", ["1", "2", "", "0"])
-
     result = looked_at(data, f"{own_verdicts.__name__}:takes_all")
     assert "1 of 3 reference answers" in result.note
     assert "ZeroDivisionError" in result.note
     # No more than a warning: the function may want a form that the data do not have.
     assert "3 of 3" in looked_at(data, f"{own_verdicts.__name__}:wants_a_form").note
+    # A run that only evaluates need not name training files.
+    only = data.model_copy(update={"train_data_paths": ()})
+    assert "3 of 3" in looked_at(only, f"{own_verdicts.__name__}:wants_a_form").note
 
 
 def test_right_answers_of_reasoning_gym_are_scored_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +183,7 @@ def test_right_answers_of_reasoning_gym_are_scored_by_it(monkeypatch: pytest.Mon
         sys.modules, "reasoning_gym", cast("Any", SimpleNamespace(create_dataset=lambda *a, **k: Dataset()))
     )
     overrides = ["data.type=reasoning_gym", "data.task=sums", "reward.reward_type=reasoning_gym", "data.train_size=5"]
-    data = cast("MathConfig", load_job("math_laptop", overrides, environ={}).config).data
+    data = job_config(*overrides, sound=False).data
     seen: list[Item] = []
 
     def scored(items: list[Item]) -> list[Score]:
@@ -216,7 +192,6 @@ def test_right_answers_of_reasoning_gym_are_scored_by_it(monkeypatch: pytest.Mon
 
     scorer: Any = SimpleNamespace(score_all=scored)
     result = check_right_answers(data, "reasoning_gym", scorer, share=(0, 2), must_fit=True)
-
     assert [(item.text, item.row["question"]) for item in seen] == [("1", "0+1"), ("3", "2+1"), ("5", "4+1")]
     assert result is not None
     assert "1 of 3 reference answers do not pass `reward_type: reasoning_gym` (problem 2: `3`" in result.note

@@ -36,18 +36,17 @@ async def test_loss_falls_and_a_resumed_model_is_equal(start: Start) -> None:
             losses.append((await ann.learn(model, seq, shifted())).metrics["loss:sum"])
             assert set((await ann.step(model, seq + 1))["metrics"]) == {"grad_norm"}
         assert losses == sorted(losses, reverse=True)
-        saved = await ann.result(await ann.post("save_weights", {"model_id": model, "seq_id": 9, "path": "one"}))
+        saved = await ann.save(model, 9, path="one")
         assert saved["path"] == f"tinker://{model}/weights/one"
         before = await ann.learn(model, 10, shifted(), forward_only=True)
-        fields = {"session_id": session, "model_seq_id": 1, "path": saved["path"], "optimizer": True}
-        other = (await ann.result(await ann.post("load_weights", fields)))["model_id"]
+        loading = {"session_id": session, "model_seq_id": 1, "path": saved["path"], "optimizer": True}
+        other = (await ann.ask("load_weights", **loading))["model_id"]
         after = await ann.learn(other, 1, shifted(), forward_only=True)
         for one, two in zip(logprobs_of(before), logprobs_of(after), strict=True):
             np.testing.assert_array_equal(one, two)
         # With the state of the optimizer, both go on alike.
         for name, seq in ((model, 11), (other, 2)):
-            await ann.learn(name, seq, shifted())
-            await ann.step(name, seq + 1)
+            await ann.train(name, seq)
         one, two = [await ann.learn(name, seq, shifted()) for name, seq in ((model, 13), (other, 4))]
         assert one.metrics["loss:sum"] == two.metrics["loss:sum"]
         assert len(service.steps) == 6
@@ -122,77 +121,34 @@ async def test_gradient_equals_that_of_a_plain_loop(start: Start, overrides: tup
         assert any(bool(gradient.abs().sum() > 0) for gradient in mine.values())
 
 
-async def test_failed_pass_fails_the_step_after_it(start: Start) -> None:
-    async with start() as service:
-        ann = service.ann
-        model = await ann.model()
-        await ann.learn(model, 1, shifted())
-        refused = await ann.learn(model, 2, shifted(), "stable_reinforce")
-        assert "stable_reinforce" in refused["error"]
-        assert "importance_sampling" in refused["error"]
-        assert refused["category"] == "user"
-        step = await ann.step(model, 3)
-        assert "no step was taken" in step["error"]
-        # All gradients were dropped, and the model goes on.
-        assert (await ann.step(model, 4))["metrics"]["grad_norm"] == 0
-
-
 async def test_snapshot_keeps_its_weights(start: Start) -> None:
     async with start() as service:
         ann = service.ann
         session = await ann.session()
         model = await ann.model(session)
-        fields = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
-        sampler = (await ann.result(await ann.post("save_weights_for_sampler", fields)))["sampling_session_id"]
+        sampler = await ann.snapshot(model, 1)
         before = await ann.sample(sampler, 0, ROWS[0][:4], prompt_logprobs=True, temperature=0)
-        await ann.learn(model, 2, shifted())
-        await ann.step(model, 3, rate=0.1)
+        await ann.train(model, 2, rate=0.1)
         after = await ann.sample(sampler, 1, ROWS[0][:4], prompt_logprobs=True, temperature=0)
         assert before == after
-        fields = {"model_id": model, "seq_id": 4, "path": "final"}
-        path = (await ann.result(await ann.post("save_weights_for_sampler", fields)))["path"]
+        path = (await ann.save(model, 4, "save_weights_for_sampler", path="final"))["path"]
         newer = await ann.sampler(session, 1, path)
         assert (await ann.get(f"samplers/{newer}")).content["model_path"] == path
         assert (await ann.sample(newer, 0, ROWS[0][:4], prompt_logprobs=True, temperature=0)) != before
-        state = await ann.result(await ann.post("save_weights", {"model_id": model, "seq_id": 5}))
+        state = await ann.save(model, 5)
         trained = {"session_id": session, "sampling_session_seq_id": 2, "model_path": state["path"]}
         assert "save_weights_for_sampler" in (await ann.post("create_sampling_session", trained)).content["detail"]
-        again = await ann.result(
-            await ann.post("save_weights_for_sampler", {"model_id": model, "seq_id": 6, "path": "final"})
-        )
+        again = await ann.save(model, 6, "save_weights_for_sampler", path="final")
         assert "choose another name" in again["error"]
 
 
-async def test_sampled_logprobs_are_those_of_a_pass(start: Start) -> None:
+async def test_drawn_and_most_likely_tokens_are_those_of_passes(start: Start) -> None:
     async with start() as service:
         ann = service.ann
         session = await ann.session()
         model = await ann.model(session)
-        await ann.learn(model, 1, shifted())
-        await ann.step(model, 2, rate=0.05)
-        fields = {"model_id": model, "seq_id": 3, "sampling_session_seq_id": 0}
-        sampler = (await ann.result(await ann.post("save_weights_for_sampler", fields)))["sampling_session_id"]
-        prompt = ROWS[1][:3]
-        drawn = await ann.sample(sampler, 0, prompt, num_samples=3, prompt_logprobs=True, stop=[])
-        scores = np.frombuffer(drawn.prompt_logprobs, np.float32)
-        assert np.isnan(scores[0])
-        for answer in drawn.sequences:
-            tokens = [*prompt, *np.frombuffer(answer.tokens, np.int32).tolist()]
-            (row,) = shifted([tokens])
-            right = logprobs_of(await ann.learn(model, 4 + list(drawn.sequences).index(answer), [row]))[0]
-            np.testing.assert_allclose(right[:2], scores[1:], atol=1e-5)
-            np.testing.assert_allclose(right[2:], np.frombuffer(answer.logprobs, np.float32), atol=1e-5)
-
-
-async def test_most_likely_tokens_are_those_of_passes(start: Start) -> None:
-    async with start() as service:
-        ann = service.ann
-        session = await ann.session()
-        model = await ann.model(session)
-        await ann.learn(model, 1, shifted())
-        await ann.step(model, 2, rate=0.05)
-        fields = {"model_id": model, "seq_id": 3, "sampling_session_seq_id": 0}
-        sampler = (await ann.result(await ann.post("save_weights_for_sampler", fields)))["sampling_session_id"]
+        await ann.train(model, 1, rate=0.05)
+        sampler = await ann.snapshot(model, 3)
         prompt, vocabulary = ROWS[1][:4], service.state.facts.vocabulary
         asked = sample_fields(sampler, 0, prompt, num_samples=2, max_tokens=3, stop=[], prompt_logprobs=True)
         asked |= {"topk_prompt_logprobs": 3, "topk_sample_logprobs": 2, "prompt_logprobs_last_n": 2}
@@ -200,13 +156,18 @@ async def test_most_likely_tokens_are_those_of_passes(start: Start) -> None:
         ids, logprobs = top_of(drawn.prompt_top)
         # The first token has none, and the second was not asked about.
         assert logprobs[:2].tolist() == [[-99999.0] * 3] * 2
-        assert np.isnan(np.frombuffer(drawn.prompt_logprobs, np.float32)).tolist() == [True, True, False, False]
+        scores = np.frombuffer(drawn.prompt_logprobs, np.float32)
+        assert np.isnan(scores).tolist() == [True, True, False, False]
         for seq, answer in enumerate(drawn.sequences, start=4):
             own, own_logprobs = top_of(answer.top)
             tokens = [*prompt, *np.frombuffer(answer.tokens, np.int32).tolist()]
             targets = [list(range(vocabulary))] * (len(tokens) - 1)
             every = datum(tokens[:-1], target_tokens=targets, weights=np.ones((len(tokens) - 1, vocabulary)))
             right = logprobs_of(await ann.learn(model, seq, [every], forward_only=True))[0]
+            np.testing.assert_allclose(
+                np.frombuffer(answer.logprobs, np.float32), right[range(3, 6), tokens[4:]], atol=1e-5
+            )
+            np.testing.assert_allclose(scores[2:], right[range(1, 3), prompt[2:]], atol=1e-5)
             for place in (2, 3):
                 best = np.argsort(-right[place - 1])[:3]
                 assert ids[place].tolist() == best.tolist()
@@ -276,7 +237,7 @@ async def test_another_tenants_ids_do_not_exist(start: Start) -> None:
         ann, ben = service.ann, service.ben
         session = await ann.session()
         model, sampler = await ann.model(session), await ann.sampler(session)
-        path = (await ann.result(await ann.post("save_weights", {"model_id": model, "seq_id": 1, "path": "a"})))["path"]
+        path = (await ann.save(model, 1, path="a"))["path"]
         open_request = (await ann.send(pass_body(model, 2, shifted()))).content["request_id"]
         asked = [
             await ben.post("get_info", {"model_id": model}),

@@ -155,32 +155,20 @@ def test_session_goes_on_from_every_moment(tmp_path: Path, shared: str, interval
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_requests_wait_for_a_model_after_a_manager_died(tmp_path: Path, shared: str, resumed: bool) -> None:
+async def test_requests_wait_for_a_model_after_a_manager_died(tmp_path: Path, shared: str, resumed: bool) -> None:
     died = WorkerDiedError("manager")
-
-    async def begin() -> tuple[str, Any, Any]:
-        """Ask for a model, and for a pass that waits for the one before it."""
-        async with served(tmp_path, shared, dying=None if resumed else died) as service:
-            session = await service.ann.session()
-            created = await service.ann.post("create_model", model_fields(session))
-            if resumed:
-                await service.ann.result(created)
-            second = await service.ann.send(pass_body(created.content["model_id"], 2, shifted(ROWS)))
-            return created.content["model_id"], created.content, second.content
-
-    async def die() -> None:
+    # Asks for a model, and for a pass that waits for the one before it.
+    async with served(tmp_path, shared, dying=None if resumed else died) as service:
+        created = await service.ann.post("create_model", model_fields(await service.ann.session()))
+        if resumed:
+            await service.ann.result(created)
+        model = created.content["model_id"]
+        second = await service.ann.send(pass_body(model, 2, shifted(ROWS)))
+    if resumed:
         async with served(tmp_path, shared, dying=died) as service:
             assert service.resumed == 1
-
-    model, created, second = asyncio.run(begin())
-    if resumed:
-        asyncio.run(die())
-
-    async def go_on() -> None:
-        async with served(tmp_path, shared) as service:
-            assert (await result(service.ann, created))["model_id"] == model
-            first = await service.ann.send(pass_body(model, 1, shifted(ROWS)))
-            assert isinstance(await result(service.ann, first.content), bytes)
-            assert isinstance(await result(service.ann, second), bytes)
-
-    asyncio.run(go_on())
+    async with served(tmp_path, shared) as service:
+        assert (await result(service.ann, created.content))["model_id"] == model
+        first = await service.ann.send(pass_body(model, 1, shifted(ROWS)))
+        for answer in (first, second):
+            assert isinstance(await result(service.ann, answer.content), bytes)

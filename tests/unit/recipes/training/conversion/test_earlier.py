@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,20 +159,45 @@ def test_a_flipped_bit_of_a_shard_is_refused_or_without_effect(earlier: Path) ->
     assert refused
 
 
-def test_a_shard_elsewhere_is_refused(earlier: Path) -> None:
-    by_torch(earlier)
-    index = earlier / "actor" / ".metadata"
+def elsewhere(actor: Path) -> None:
+    index = actor / ".metadata"
     index.write_bytes(index.read_bytes().replace(b"__0_0.distcp", b"../../x.disc"))
-    with pytest.raises(CheckpointError, match="not a shard beside the index"):
-        converted(earlier)
 
 
-def test_an_index_that_claims_too_much_takes_no_memory(earlier: Path) -> None:
+def claiming_too_much(actor: Path) -> None:
+    (actor / "__0_0.distcp").write_bytes(b"")
+    assert (actor / ".metadata").stat().st_size < 20_000
+
+
+def of_another_weight(actor: Path, change: Callable[[Any], None]) -> None:
+    index = dcp.FileSystemReader(actor).read_metadata()
+    change(index.state_dict_metadata["model.0.weight"])
+    (actor / ".metadata").write_bytes(pickle.dumps(index))
+
+
+def overlapping(about: Any) -> None:
+    about.chunks[:] = [dataclasses.replace(about.chunks[0], sizes=torch.Size((2, 3)))] * 2
+
+
+def of_no_tensor(about: Any) -> None:
+    about.size = torch.Size((2**61, 2**61, 0))
+    about.chunks.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (elsewhere, "not a shard beside the index"),
+        (claiming_too_much, "larger than its part"),
+        (partial(of_another_weight, change=overlapping), r"parts of `model.0.weight` overlap"),
+        (partial(of_another_weight, change=of_no_tensor), "larger than a tensor can be"),
+    ],
+    ids=["elsewhere", "too much", "overlap", "no tensor"],
+)
+def test_an_index_that_does_not_fit_is_refused(earlier: Path, change: Callable[[Path], None], words: str) -> None:
     by_torch(earlier, huge=torch.zeros(1))
-    index = earlier / "actor" / ".metadata"
-    (earlier / "actor" / "__0_0.distcp").write_bytes(b"")
-    assert index.stat().st_size < 20_000
-    with pytest.raises(CheckpointError, match="larger than its part"):
+    change(earlier / "actor")
+    with pytest.raises(CheckpointError, match=words):
         converted(earlier)
 
 
@@ -193,17 +220,6 @@ def test_a_file_of_tensors_takes_no_place_of_another(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(2)})
     assert read_tensors(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]
-
-
-def test_an_index_whose_parts_overlap_is_refused(earlier: Path) -> None:
-    by_torch(earlier)
-    index = dcp.FileSystemReader(earlier / "actor").read_metadata()
-    about: Any = index.state_dict_metadata["model.0.weight"]
-    half = dataclasses.replace(about.chunks[0], sizes=torch.Size((2, 3)))
-    about.chunks[:] = [half, half]
-    (earlier / "actor" / ".metadata").write_bytes(pickle.dumps(index))
-    with pytest.raises(CheckpointError, match=r"parts of `model.0.weight` overlap"):
-        converted(earlier)
 
 
 @pytest.mark.parametrize(
@@ -232,14 +248,3 @@ def test_shapes_of_no_tensor_are_refused(earlier: Path, shape: list[int]) -> Non
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
     with pytest.raises(ValueError, match="larger than a tensor can be"):
         read_tensors(file)
-
-
-def test_a_shape_of_no_tensor_in_an_index_is_refused(earlier: Path) -> None:
-    by_torch(earlier)
-    index = dcp.FileSystemReader(earlier / "actor").read_metadata()
-    about: Any = index.state_dict_metadata["model.0.weight"]
-    about.size = torch.Size((2**61, 2**61, 0))
-    about.chunks.clear()
-    (earlier / "actor" / ".metadata").write_bytes(pickle.dumps(index))
-    with pytest.raises(CheckpointError, match="larger than a tensor can be"):
-        converted(earlier)

@@ -1,4 +1,4 @@
-"""Which names are one weight is what the stored tensors say, for whoever builds a model of the folder."""
+"""Which names are one weight is what the stored tensors say; names with adapters and without."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -19,17 +16,12 @@ from recipes.language.models.load_model import hollow_causal, load_model
 from recipes.language.models.policy import LanguagePolicy, ValueModel
 from recipes.language.rules.model_rules import fault_of_ties
 from recipes.training.initial.weight_sources import fill_weights, stored_weights, within
+from recipes.training.reading.tied_weights import beneath_adapters, new_adapters
 from rlinf_core import ConfigError
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+SIZES.update({"num_attention_heads": 2, "num_key_value_heads": 2})
 
 
 def write(folder: Path, change: Any = None, *, said: bool = True, kind: str = "Qwen2", **sizes: Any) -> str:
@@ -143,3 +135,26 @@ def test_engines_that_tie_by_the_configuration_are_refused(tmp_path: Path, chang
     if fault is not None:
         assert "the weights of the output layer differ from the embeddings" in fault.message
         assert "write `tie_word_embeddings: false`" in fault.help
+
+
+OWN = [
+    "critic.weight",
+    "vlm.base_model.model.model.layers.0.q_proj.base_layer.weight",
+    "vlm.base_model.model.model.layers.0.q_proj.lora_A.default.weight",
+    "expert.base_model.model.0.state_proj.weight",
+]
+PLAIN = {"critic.weight", "vlm.model.layers.0.q_proj.weight", "expert.state_proj.weight"}
+
+
+def test_plain_weights_are_found_beneath_adapters() -> None:
+    result = beneath_adapters(OWN, PLAIN)
+    assert set(result.values()) == PLAIN
+    assert result["expert.base_model.model.0.state_proj.weight"] == "expert.state_proj.weight"
+    assert new_adapters(OWN, PLAIN) == {OWN[2]}
+
+
+def test_weights_with_adapters_keep_their_names() -> None:
+    assert beneath_adapters(OWN, set(OWN)) == {name: name for name in OWN}
+    assert new_adapters(OWN, OWN) == set()
+    # They are not taken for plain ones where one is missing.
+    assert OWN[1] not in beneath_adapters(OWN, {*OWN[2:], "vlm.model.layers.0.q_proj.weight"})

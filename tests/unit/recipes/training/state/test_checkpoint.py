@@ -17,25 +17,14 @@ from rlinf_core.errors import CheckpointError
 SHARD = shard_name(1)
 
 
-def trained(width: int, steps: int = 1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def trained(width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(width)
     policy = torch.nn.Linear(width, 2)
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
-    for _ in range(steps):
-        policy(torch.ones(width)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    policy(torch.ones(width)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
     return policy, optimizer
-
-
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    policy, optimizer = trained(3, steps=4)
-    state_checkpoint.save(tmp_path, policy, optimizer, version=7)
-    other, state = trained(3)
-    assert not torch.equal(other.weight, policy.weight)
-    assert state_checkpoint.load(tmp_path, other, state) == 7
-    assert torch.equal(other.weight, policy.weight)
-    assert state.state_dict()["state"][0]["step"] == 4
 
 
 def test_weights_that_no_loss_has_reached_have_a_state_too(tmp_path: Path) -> None:
@@ -89,9 +78,8 @@ def test_a_disk_that_is_full_is_named_with_its_room(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("recipes.training.tensor_files.TensorFile.write", full)
     with pytest.raises(CheckpointError, match="weights cannot be written") as caught:
         state_checkpoint.save(tmp_path, *trained(3), version=1)
-    assert re.fullmatch(
-        r"No space left on device: the disk has [\d.]+ (MiB )?of \d+ [MG]iB free", caught.value.why or ""
-    )
+    words = r"No space left on device: the disk has [\d.]+ (MiB )?of \d+ [MG]iB free"
+    assert re.fullmatch(words, caught.value.why or "")
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -157,15 +145,6 @@ def test_weights_without_adapters_are_read_beneath_new_ones(tmp_path: Path) -> N
     assert "the checkpoint has no weight `body.0" in str(caught.value.why)
 
 
-def test_a_file_that_ends_early_is_copied_again(tmp_path: Path) -> None:
-    policy, optimizer = trained(3)
-    state_checkpoint.save(tmp_path, policy, optimizer, version=1)
-    os.truncate(tmp_path / state_checkpoint.ACTOR / SHARD, 8)
-    with pytest.raises(CheckpointError, match="cannot be read") as caught:
-        state_checkpoint.load_weights(tmp_path, policy)
-    assert "copy the checkpoint again" in str(caught.value.help)
-
-
 def test_other_kinds_of_numbers_are_not_converted(tmp_path: Path) -> None:
     class Counted(torch.nn.Linear):
         def __init__(self, dtype: torch.dtype) -> None:
@@ -178,7 +157,6 @@ def test_other_kinds_of_numbers_are_not_converted(tmp_path: Path) -> None:
         return tmp_path / str(dtype)
 
     state_checkpoint.load_weights(save(torch.float64), Counted(torch.float32))
-    with pytest.raises(CheckpointError, match=r"`model.count` is of torch.int64, the model's is of torch.float32"):
-        state_checkpoint.load_weights(save(torch.int64), Counted(torch.float32))
-    with pytest.raises(CheckpointError, match=r"`model.count` is of torch.float32, the model's is of torch.bool"):
-        state_checkpoint.load_weights(save(torch.float32), Counted(torch.bool))
+    for stored, own in ((torch.int64, torch.float32), (torch.float32, torch.bool)):
+        with pytest.raises(CheckpointError, match=rf"`model.count` is of {stored}, the model's is of {own}"):
+            state_checkpoint.load_weights(save(stored), Counted(own))

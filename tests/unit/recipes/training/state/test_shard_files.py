@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,33 +18,41 @@ from recipes.training.state.shard_files import ShardReader, about_shards, shard_
 from recipes.training.state.state_checkpoint import load_weights
 from recipes.training.tensor_files import Described, TensorFile, check_parts, tensors_in
 from rlinf_core.errors import CheckpointError
-from tests.unit.recipes.training.state.shard_ranks import learn, made
+from tests.unit.recipes.training.ranks import CASES, learn, made
 from tests.unit.recipes.two_processes import run_two
 
 
-class Saved:
+class Saved(NamedTuple):
     """A checkpoint of two ranks, and what they went on to measure."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.results = run_two("tests.unit.recipes.training.state.shard_ranks", folder)
+    folder: Path
+    results: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    return Saved(tmp_path_factory.mktemp("saved"))
+    folder = tmp_path_factory.mktemp("saved")
+    return Saved(folder, run_two("tests.unit.recipes.training.ranks", folder))
 
 
 def test_ranks_go_on_to_the_bit(saved: Saved) -> None:
     for rank in saved.results:
-        assert rank["version"] == 3
-        assert rank["resumed"] == rank["straight"]
+        assert rank["shards"]["version"] == 3
+        assert rank["shards"]["resumed"] == rank["shards"]["straight"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_of_small_moments_stay_equal_and_go_on(saved: Saved, case: tuple[str, str]) -> None:
+    straight, *others = (weights for rank in saved.results for weights in rank[str(case)])
+    assert len(others) == 3
+    for name, weight in straight.items():
+        assert all(torch.equal(weight, weights[name]) for weights in others)
 
 
 def test_one_rank_goes_on_from_two(saved: Saved) -> None:
     state = made(9, 1)
     state.load(str(saved.folder))
-    assert [learn(state) for _ in range(2)] == pytest.approx(saved.results[0]["straight"], rel=1e-6)
+    assert [learn(state) for _ in range(2)] == pytest.approx(saved.results[0]["shards"]["straight"], rel=1e-6)
 
 
 def test_every_rank_writes_its_own_shard_once(saved: Saved) -> None:
@@ -94,10 +102,16 @@ def without_rows(file: Path) -> None:
         pass
 
 
+def piped(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
 DAMAGES: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "lost first": (1, Path.unlink, "it has 1 of the 2 files that were written"),
     "lost last": (2, Path.unlink, "it has 1 of the 2 files that were written"),
     "no tensors": (1, without_rows, "a part of `model.0.weight` is missing"),
+    "a pipe": (2, piped, "is a pipe"),
     "cut": (2, lambda file: os.truncate(file, 500), "is not a safetensors file"),
     "empty": (2, lambda file: os.truncate(file, 0), "empty"),
     "text": (2, lambda file: file.write_text("weights of a policy"), "is not a safetensors file"),
@@ -113,14 +127,7 @@ def test_what_is_wrong_is_named(copy: Path, damage: str) -> None:
     do(copy / shard_name(number))
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
         load_weights(copy.parent, made(0, 1).policy)
-    assert words in str(caught.value.why)
-
-
-def test_a_pipe_is_not_waited_for(copy: Path) -> None:
-    (copy / shard_name(2)).unlink()
-    os.mkfifo(copy / shard_name(2))
-    with pytest.raises(CheckpointError, match="is a pipe"):
-        load_weights(copy.parent, made(0, 1).policy)
+    assert words in str(caught.value)
 
 
 def test_a_folder_without_shards_says_what_it_lacks(tmp_path: Path) -> None:
@@ -163,11 +170,17 @@ def test_tensors_without_elements_or_dimensions_have_parts_too() -> None:
         check_parts("a", (2,) * 9, [(at, (1,) * 9) for at in product((0, 1), repeat=9)])
 
 
-def test_parts_that_overlap_hide_no_hole(tmp_path: Path) -> None:
-    for number, at in enumerate((0, 2, 2), 1):
-        written(tmp_path / shard_name(number), [at, 0], {"a": torch.ones(2, 3)})
-    written(tmp_path / shard_name(4), [6, 0], {"a": torch.ones(2, 3)})
-    with pytest.raises(ValueError, match="parts of `a` overlap"):
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        pytest.param([(at, (2, 3), torch.float32) for at in (0, 2, 2, 6)], "parts of `a` overlap", id="over a hole"),
+        pytest.param([(0, (2,), torch.float32), (2, (2,), torch.int32)], "`a` of a different type", id="types"),
+    ],
+)
+def test_files_whose_parts_do_not_fit_are_refused(tmp_path: Path, parts: list[Any], words: str) -> None:
+    for number, (at, shape, dtype) in enumerate(parts, 1):
+        written(tmp_path / shard_name(number), [at, 0][: len(shape)], {"a": torch.ones(shape, dtype=dtype)})
+    with pytest.raises(ValueError, match=words):
         ShardReader(tmp_path)
 
 
@@ -187,11 +200,4 @@ def test_a_lost_file_is_missed_whatever_it_held(tmp_path: Path) -> None:
     assert set(ShardReader(tmp_path).tensors) == {"a", "b"}
     (tmp_path / shard_name(2)).unlink()
     with pytest.raises(ValueError, match="1 of the 2 files"):
-        ShardReader(tmp_path)
-
-
-def test_parts_of_different_types_are_refused(tmp_path: Path) -> None:
-    written(tmp_path / shard_name(1), [0], {"a": torch.ones(2)})
-    written(tmp_path / shard_name(2), [2], {"a": torch.ones(2, dtype=torch.int32)})
-    with pytest.raises(ValueError, match="`a` of a different type"):
         ShardReader(tmp_path)

@@ -167,21 +167,6 @@ def test_noise_does_not_solve_it(task: str) -> None:
     assert env._episodes.success_once.mean() < 0.3
 
 
-@pytest.mark.parametrize("task", ["reach", "push", "place"])
-def test_one_seed_is_one_history(task: str) -> None:
-    def history(seed: int, num_envs: int = 6, first_env: int = 0) -> list[NDArray[Any]]:
-        env = make(num_envs, task=task, seed=seed, max_episode_steps=7, first_env=first_env)
-        shape = (20, 6, 1, env.spec.action_size)
-        actions = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        return [env.step(action[first_env : first_env + num_envs]).observations["states"] for action in actions]
-
-    whole = history(1)
-    assert all(np.array_equal(a, b) for a, b in zip(whole, history(1), strict=True))
-    # Neighbours change nothing, so it does not matter to which worker an environment is dealt.
-    assert all(np.array_equal(a[4:], b) for a, b in zip(whole, history(1, 2, 4), strict=True))
-    assert not any(np.array_equal(a, b) for a, b in zip(whole, history(2), strict=True))
-
-
 def test_starts_are_where_they_should_be() -> None:
     env = make(64, task="push", group_size=2)
     task = env._task
@@ -192,16 +177,6 @@ def test_starts_are_where_they_should_be() -> None:
     np.testing.assert_allclose(hand_pose(LOW_HOME[:, None])[0][:, 0], [0.4, 0, 0.1], atol=1e-3)
     assert np.array_equal(env._state[::2], env._state[1::2])
     assert len({tuple(row) for row in env._state}) == 32
-
-
-def test_resting_environments_do_not_move() -> None:
-    env = make(3, task="push", max_episode_steps=1000, auto_reset=False)
-    env._episodes.resting[1] = True
-    before = env._state.copy()
-    result = env.step(np.ones((3, 1, 7), np.float32))
-    assert np.array_equal(before[1], env._state[1])
-    assert not np.array_equal(before[0], env._state[0])
-    assert result.rewards[1, 0] == 0
 
 
 def test_reaching_is_observed_as_the_kinematic_arm_observes_it() -> None:

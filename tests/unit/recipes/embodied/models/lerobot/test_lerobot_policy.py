@@ -191,32 +191,34 @@ def test_a_folder_without_statistics_is_refused(tmp_path: Path) -> None:
     assert made(model_path=str(tmp_path), options={"statistics": "none"}).normalization == Normalization()
 
 
-def test_an_interpreter_without_lerobot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lerobot.policies.factory", None)
+@pytest.mark.parametrize(("kind", "module"), [("lerobot", "lerobot.policies.factory"), ("smolvla", "lerobot")])
+def test_an_interpreter_without_lerobot_is_told(kind: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    config = config_of() if kind == "lerobot" else policy_model({"model_type": kind})
     with pytest.raises(ConfigError, match=r"(?s)needs the package lerobot.*python_interpreter_path"):
-        make_model(config_of(), SPEC)
-
-
-def messages_of(config: str, *overrides: str) -> list[str]:
-    job = load_with_lint(config, ("actor.model.model_type=lerobot", *overrides))
-    return [diagnostic.message for diagnostic in job.diagnostics if diagnostic.path[:2] == ("actor", "model")]
-
-
-def test_validate_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.embodied.rules.option_rules.missing_modules", lambda modules: modules)
-    (message,) = messages_of("cartpole", "env.train.env_type=franka", "actor.model.options={}")
-    assert "needs the package `lerobot`" in message
+        make_model(config, EnvSpec(STATES, ACTIONS, cameras={"main": (32, 32, 3)}))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("config", "overrides", "missing", "words"),
     [
-        (("actor.model.options={type: diffusion}",), "`diffusion` gives no probability"),
-        (("actor.model.precision=bf16",), "fp32"),
+        (
+            "embodied/cartpole-laptop",
+            ("env.train.env_type=franka", "actor.model.options={}"),
+            True,
+            "needs the package `lerobot`",
+        ),
+        ("embodied/pick-laptop", ("actor.model.options={type: diffusion}",), False, "`diffusion` gives no probability"),
+        ("embodied/pick-laptop", ("actor.model.precision=bf16",), False, "fp32"),
     ],
 )
-def test_validate_refuses_what_it_cannot_train(
-    overrides: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+def test_validate_names_what_is_missing_or_cannot_be_trained(
+    config: str, overrides: tuple[str, ...], missing: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.embodied.rules.option_rules.missing_modules", lambda modules: [])
-    assert any(words in message for message in messages_of("laptop", *overrides))
+    monkeypatch.setattr(
+        "recipes.embodied.rules.option_rules.missing_modules", lambda modules: modules if missing else []
+    )
+    job = load_with_lint(config, ("actor.model.model_type=lerobot", *overrides))
+    messages = [item.message for item in job.diagnostics if item.path[:2] == ("actor", "model")]
+    assert any(words in message for message in messages)
+    assert not missing or len(messages) == 1
