@@ -9,24 +9,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.language.data.json_rows import WrittenFloat
 from recipes.training.reading.parquet_claims import take_parquet
 from rlinf_core import ConfigError
 from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
 from rlinf_core.foreign.files import check_regular
+from rlinf_core.foreign.strict_json import load_json
 
 # Float types with shorter decimal forms than the Python floats made from them, and their `struct` formats.
 _FEW_BITS: Final = {"float": "f", "halffloat": "e"}
 _MOST_DIGITS: Final = 9
+_JSON: Final = "extension<arrow.json>"
 
 
 def parquet_rows(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:
     """Return the rows of a Parquet file, or its first rows, at most `most`.
 
-    At any depth, floats of 16 and 32 bits have their shortest form, 0.1 and not 0.10000000149, and maps are mappings.
+    At any depth, floats of 16 and 32 bits have their shortest form, 0.1 and not 0.10000000149, maps are mappings, and
+    JSON, as the type `Json` of HuggingFace's datasets is stored, is parsed.
 
     Raises:
-        ConfigError: the file is not Parquet, exceeds its memory budget, or has a text that is not UTF-8; or pyarrow is
-            missing.
+        ConfigError: the file is not Parquet, exceeds its memory budget, or has a text that is not UTF-8, a time that
+            Python's types cannot hold, or JSON that is none; or pyarrow is missing.
         OSError: the file cannot be read.
     """
     try:
@@ -54,23 +58,26 @@ def parquet_rows(file: Path, most: int | None = None) -> list[Mapping[str, Any]]
 def _rows(table: Any, file: Path) -> list[Mapping[str, Any]]:
     columns: dict[str, list[Any]] = {}
     for name, kind, column in zip(table.schema.names, table.schema.types, table.columns, strict=True):
+        differs = _differs(kind)
         try:
             values = column.to_pylist()
-        except UnicodeDecodeError:
+            columns[name] = [_value(value, kind) for value in values] if differs else values
+        except (ValueError, OverflowError) as error:  # a text, a time or JSON
+            why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
             raise ConfigError(
-                f"{file}, row {_bad_row(column)}: a text under `{name}` is not UTF-8",
-                help="correct the row, or remove it",
+                f"{file}, row {_bad_row(column, kind)}: the value under `{name}` cannot be read",
+                why=why,
+                help="correct the row, or remove it or the column; times have microseconds at most, and years to 9999",
             ) from None
-        columns[name] = [_value(value, kind) for value in values] if _differs(kind) else values
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _bad_row(column: Any) -> int:
-    """Return the first row whose value is not UTF-8."""
+def _bad_row(column: Any, kind: Any) -> int:
+    """Return the first row whose value cannot be read."""
     for number in range(len(column)):
         try:
-            column[number].as_py()
-        except UnicodeDecodeError:
+            _value(column[number].as_py(), kind)
+        except (ValueError, OverflowError):
             return number
     return 0
 
@@ -82,12 +89,14 @@ def _parts(kind: Any) -> list[Any]:
 
 def _differs(kind: Any) -> bool:
     """Return whether values of a type need `_value`."""
-    return str(kind) in _FEW_BITS or str(kind).startswith("map<") or any(map(_differs, _parts(kind)))
+    return str(kind) in (*_FEW_BITS, _JSON) or str(kind).startswith("map<") or any(map(_differs, _parts(kind)))
 
 
 def _value(value: Any, kind: Any) -> Any:
     if value is None:
         return None
+    if str(kind) == _JSON:
+        return load_json(value, number=WrittenFloat)
     form = _FEW_BITS.get(str(kind))
     if form is not None:
         return _shortest(value, form) if math.isfinite(value) else value

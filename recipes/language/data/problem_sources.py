@@ -165,6 +165,7 @@ class FileProblems:
             difficulty="" if (label := row.get("difficulty")) is None else str(label),
             source=self._name,
             messages=messages,
+            source_answer=answer,
         )
 
 

@@ -18,6 +18,7 @@ class Problem:
     Attributes:
         prompt: text of the question.
         answer: text of the right answer.
+        source_answer: the right answer as its source has it, such as a number; None: the text.
         row: all fields of the problem in its source, for reward functions.
         difficulty: the label by which evaluations are reported separately, or "".
         source: name of the data set.
@@ -30,6 +31,7 @@ class Problem:
     difficulty: str = ""
     source: str = ""
     messages: tuple[Mapping[str, str], ...] = ()
+    source_answer: Any = None
 
 
 def require_text(problem: Problem) -> None:

@@ -86,7 +86,7 @@ class RewardAdapter:
         theirs: dict[str, Any] = {
             "data_source": item.row.get("data_source", ""),
             "solution_str": item.text,
-            "ground_truth": item.answer,
+            "ground_truth": item.ground_truth,
             "extra_info": _extra_info(item.row),
         }
         names = self._signature.names
@@ -105,19 +105,19 @@ class RewardAdapter:
             return {
                 "queries": [item.prompt + item.text for item in items],
                 "prompts": [item.prompt for item in items],
-                "labels": [item.answer for item in items],
+                "labels": [item.ground_truth for item in items],
             }
         if self.convention == "verl batch":
             return {
                 "data_sources": [item.row.get("data_source", "") for item in items],
                 "solution_strs": [item.text for item in items],
-                "ground_truths": [item.answer for item in items],
+                "ground_truths": [item.ground_truth for item in items],
                 "extra_infos": [_extra_info(item.row) for item in items],
             }
         # As in a table, a value that a row lacks is None.
         names = dict.fromkeys(name for item in items for name in item.row)
         columns = {name: [item.row.get(name) for item in items] for name in names}
-        answers = [item.answer for item in items]
+        answers = [item.ground_truth for item in items]
         # If prompts are messages, so are completions.
         chats = all(item.messages for item in items)
         return {

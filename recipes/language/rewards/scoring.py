@@ -52,6 +52,7 @@ class Item:
         tokens: token ids of the answer.
         row: the problem's row in its source.
         messages: the question as messages, if given so.
+        source_answer: the reference answer as its source has it, such as a number; None: the text.
     """
 
     text: str
@@ -60,6 +61,12 @@ class Item:
     tokens: Sequence[int] = ()
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     messages: Sequence[Mapping[str, Any]] = ()
+    source_answer: Any = None
+
+    @property
+    def ground_truth(self) -> Any:
+        """The reference answer as functions of verl, TRL and OpenRLHF get it."""
+        return self.answer if self.source_answer is None else self.source_answer
 
 
 def item_of(problem: Problem, text: str, tokens: Sequence[int] = ()) -> Item:
@@ -71,6 +78,7 @@ def item_of(problem: Problem, text: str, tokens: Sequence[int] = ()) -> Item:
         tokens=tokens,
         row=problem.row,
         messages=problem.messages,
+        source_answer=problem.source_answer,
     )
 
 

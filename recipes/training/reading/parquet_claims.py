@@ -80,6 +80,7 @@ def _take_texts(batches: Any, budget: Budget, most: int | None) -> None:
 def _text_bytes(array: Any) -> int:
     """Return the bytes of all texts in an Arrow array, at any depth."""
     compute: Any = import_module("pyarrow.compute")
+    array = getattr(array, "storage", array)  # of an extension type
     kind = str(array.type)
     if kind.startswith("dictionary<"):
         return compute.sum(compute.binary_length(array.dictionary).take(array.indices)).as_py() or 0

@@ -120,11 +120,32 @@ def test_numbers_and_maps_within_structs_keep_their_form(tmp_path: Path) -> None
     assert results == [[{"x": 0.1, "m": {"k": 0.3}}], [{"x": None, "m": None}]]
 
 
-def test_parquet_text_not_in_utf8_is_told_by_row(tmp_path: Path) -> None:
-    broken = pyarrow.array([b"a", b"\xed\xa0\x80"]).view(pyarrow.string())
-    writer.write_table(pyarrow.table({"prompt": broken, "answer": ["1", "2"]}), tmp_path / "some.parquet")
-    with pytest.raises(ConfigError, match=r"some\.parquet, row 1: a text under `prompt` is not UTF-8"):
-        read_file(str(tmp_path / "some.parquet"), "prompt", "answer")
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (pyarrow.array([b"a", b"\xed\xa0\x80"]).view(pyarrow.string()), "it is not UTF-8"),
+        (pyarrow.array([0, 1], pyarrow.timestamp("ns")), "Nanosecond"),
+        (pyarrow.array([0, 10**12], pyarrow.timestamp("s")), "out of range"),
+        (pyarrow.array(["1", "NaN"], pyarrow.json_()), "NaN"),
+    ],
+)
+def test_parquet_value_that_cannot_be_read_is_told_by_row(tmp_path: Path, values: pyarrow.Array, why: str) -> None:
+    writer.write_table(pyarrow.table({"prompt": ["a", "b"], "x": values}), tmp_path / "some.parquet")
+    with pytest.raises(ConfigError, match=rf"some\.parquet, row 1: the value under `x` cannot be read\n.*{why}"):
+        located_rows(str(tmp_path / "some.parquet"))
+
+
+def test_json_of_parquet_is_parsed_at_any_depth(tmp_path: Path) -> None:
+    calls = pyarrow.array(['{"a": [1.10]}', None], pyarrow.json_())
+    turns = pyarrow.StructArray.from_arrays([pyarrow.array(["tool", "user"]), calls], ["role", "call"])
+    listed = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 2], pyarrow.int32()), turns)
+    table = {"tools": pyarrow.array(['[{"b": 1}]', None], pyarrow.json_()), "turns": listed}
+    writer.write_table(pyarrow.table(table), tmp_path / "some.parquet")
+    results = [row for _, row in located_rows(str(tmp_path / "some.parquet"))]
+    assert results == [
+        {"tools": [{"b": 1}], "turns": [{"role": "tool", "call": {"a": [1.1]}}]},
+        {"tools": None, "turns": [{"role": "user", "call": None}]},
+    ]
 
 
 def test_prompts_of_parquet_are_those_of_their_json_lines(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from recipes.language.answers.exits import Score
-from recipes.language.rewards.scoring import Item, Scorer
+from recipes.language.data.problem_sources import read_file
+from recipes.language.rewards.scoring import Item, Scorer, item_of
 from recipes.language.rewards.signatures import Signature, detect_convention, signature_in_source
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language import own_verdicts
@@ -125,6 +127,10 @@ def trl(prompts, completions, solution, **kwargs):
 def trl_where_known(completions, solution):
     return [0.5 if right is None else float(text == right) for text, right in zip(completions, solution)]
 
+def verl_number(solution_str, ground_truth): return float(int(solution_str) == ground_truth)
+def verl_numbers(solution_strs, ground_truths): return list(map(verl_number, solution_strs, ground_truths))
+def trl_number(completions, ground_truth): return [float(int(c) == g) for c, g in zip(completions, ground_truth)]
+def openrlhf_number(queries, prompts, labels): return [float(int(q) == g) for q, g in zip(queries, labels)]
 def beyond_float32(text): return 10.0**39 if text == "float" else 10**400
 def names_figures(text): return {"reward": 1.0, text: 2.0}
 def trl_bare(completions): return [len(each) for each in completions]
@@ -322,6 +328,14 @@ def test_foreign_reward_functions_are_called_as_at_home(scored: Scored, name: st
     row = {"data_source": "gsm8k", "extra_info": {"n": 7}, "n": 9, "solution": "5"}
     scores = scored(name, *(Item(prompt="2+3=", text=text, answer="5", row=row) for text in ("5", "6")))
     assert [(score.reward, dict(score.parts)) for score in scores] == [right, wrong]
+
+
+@pytest.mark.parametrize("name", ["verl_number", "verl_numbers", "trl_number", "openrlhf_number"])
+def test_foreign_functions_get_the_right_answer_as_in_the_file(scored: Scored, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    path.write_text('{"prompt": "2+3=", "reward_model": {"ground_truth": 5}}')
+    problem = replace(read_file(str(path), "prompt", "reward_model.ground_truth")[0], prompt="")
+    assert [score.reward for score in scored(name, *(item_of(problem, text) for text in "56"))] == [1.0, 0.0]
 
 
 def test_columns_that_other_rows_have_are_none_for_trl(scored: Scored) -> None:
