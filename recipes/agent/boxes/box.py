@@ -165,7 +165,7 @@ class LiveBox:
             raise ValueError(f"a command runs in an absolute folder, not in `{cwd or self._workdir}`")
         request: dict[str, Any] = {
             "argv": list(argv),
-            "env": {"PATH": PATH, "HOME": "/root", **self._env, **(env or {})},
+            "env": {"PATH": PATH, **self._env, **(env or {})},
             "cwd": cwd or self._workdir,
             "user": user,
         }

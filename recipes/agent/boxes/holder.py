@@ -265,7 +265,7 @@ class Holder:
             signal.signal(number, signal.SIG_DFL)
         for name, value in self._spec["limits"].items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-        uid, gid, groups = kernel.find_user(user)
+        uid, gid, groups, home = kernel.find_user(user)
         os.chdir(cwd)
         kernel.filter_calls(self._filter)
         kernel.drop_capabilities()
@@ -274,7 +274,7 @@ class Holder:
                 os.setgroups(groups)
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
-        os.execvpe(argv[0], argv, env)
+        os.execvpe(argv[0], argv, {"HOME": home, **env})
 
     def _kill(self, number: int, descriptors: list[int], command: int) -> None:
         for pid in [pid for pid, known in self._commands.items() if known == command]:

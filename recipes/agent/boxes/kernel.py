@@ -250,22 +250,26 @@ def make_folder(folder: str) -> None:
         raise BlockedFolder(f"`{folder}` is no folder: {error.strerror}") from None
 
 
-def find_user(user: str) -> tuple[int, int, list[int]]:
-    """Return the ids of a user from the box's files; "" is root. A group after a colon replaces the user's groups."""
+def find_user(user: str) -> tuple[int, int, list[int], str]:
+    """Return the user, group, groups and home folder of a user from the box's files; "" is root.
+
+    As in Docker, a group after a colon replaces the user's groups, and an unknown number has group 0 and home `/`.
+    """
     name, _, group = user.partition(":")
-    uid, gids = 0, [0]
+    uid, gids, home = 0, [0], "/root"
     if name not in ("", "root", "0"):
         row = next((row for row in _rows("/etc/passwd") if len(row) > 3 and name in (row[0], row[2])), None)
         if row is None and not name.isdigit():
             raise OSError(f"the box has no user {user!r}")
-        name, uid, gids = (row[0], int(row[2]), [int(row[3])]) if row else ("", int(name), [int(name)])
+        name, uid, gids = (row[0], int(row[2]), [int(row[3])]) if row else ("", int(name), [0])
+        home = row[5] if row and len(row) > 5 else "/"
         gids += [int(row[2]) for row in _rows("/etc/group") if name and len(row) > 3 and name in row[3].split(",")]
     if group:
         known = [row[2] for row in _rows("/etc/group") if len(row) > 2 and row[0] == group]
         if not known and not group.isdigit():
             raise OSError(f"the box has no group {group!r}")
         gids = [int((*known, group)[0])]
-    return uid, gids[0], gids if uid else gids[1:]
+    return uid, gids[0], gids if uid else gids[1:], home
 
 
 def _rows(path: str) -> list[list[str]]:

@@ -62,6 +62,7 @@ def unpack(archive: int, target: str, most_bytes: int, most_files: int, *, layer
     os.makedirs(target, exist_ok=True)
     total = count = 0
     times = dict[str, int]()
+    removed: list[str] = []
     with os.fdopen(archive, "rb", closefd=False) as file, tarfile.open(fileobj=file, mode="r|*") as packed:
         while (member := packed.next()) is not None:
             # The archive would keep all members otherwise.
@@ -73,15 +74,17 @@ def unpack(archive: int, target: str, most_bytes: int, most_files: int, *, layer
             if path == target:
                 os.chmod(target, member.mode & 0o7777)
                 continue
-            folder, name = os.path.split(path)
-            os.makedirs(folder, exist_ok=True)
-            if layer and name.startswith(_WHITEOUT):
-                _mark_removed(folder, name)
+            if layer and os.path.basename(path).startswith(_WHITEOUT):
+                removed.append(member.name)
                 continue
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             _extract(packed, member, target, path)
             _own(member, path, kept=layer and lent)
             if member.isdir():
                 times[path] = int(member.mtime)
+    # They hide what lower layers have, and nothing of this layer, wherever they stand in it.
+    for marked in removed:
+        _mark_removed(_inside(target, marked))
     for path, seconds in times.items():
         if not os.path.islink(path):
             os.utime(path, (seconds, seconds))
@@ -102,13 +105,14 @@ def _inside(target: str, name: str) -> str:
     return path
 
 
-def _mark_removed(folder: str, name: str) -> None:
-    if name == _OPAQUE:
-        os.setxattr(folder, _OPAQUE_MARK, b"y")
-        return
-    removed = os.path.join(folder, name.removeprefix(_WHITEOUT))
+def _mark_removed(path: str) -> None:
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    removed = folder if name == _OPAQUE else os.path.join(folder, name.removeprefix(_WHITEOUT))
     if not os.path.lexists(removed):
         os.mknod(removed, stat.S_IFCHR, os.makedev(0, 0))
+    elif os.path.isdir(removed) and not os.path.islink(removed):
+        os.setxattr(removed, _OPAQUE_MARK, b"y")
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str, path: str) -> None:

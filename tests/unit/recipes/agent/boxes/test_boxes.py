@@ -52,13 +52,20 @@ async def test_a_command_that_is_too_long_fails_as_in_a_shell(box_folder: Path) 
 
 async def test_users_are_those_of_the_box(box_folder: Path) -> None:
     async with one_box(box_folder) as (_, box):
-        users = ("", "root", "nobody", "1000:1000", "1000", "nobody:root", "root:nogroup", "who", "root:who")
-        done = [await sh(box, "id -u; id -g", user=user) for user in users]
-    assert [ended.output for ended in done[:2]] == [b"0\n0\n", b"0\n0\n"]
+        users = ("", "root", "nobody", "me", "1001", "1000:root", "root:nogroup", "who", "root:who")
+        await sh(box, "echo me:x:1000:1000::/home/me:/bin/sh >> /etc/passwd")
+        done = [await sh(box, "id -u; id -g; echo $HOME", user=user) for user in users]
+    assert [ended.output for ended in done[:2]] == [b"0\n0\n/root\n"] * 2
     assert [ended.status for ended in done[-2:]] == [126, 126]
     if own_ids()["how"] != "single":
         ids = [ended.output.decode().split() for ended in done[2:-2]]
-        assert ids == [["65534", "65534"], ["1000", "1000"], ["1000", "1000"], ["65534", "0"], ["0", "65534"]]
+        assert ids == [
+            ["65534", "65534", "/"],
+            ["1000", "1000", "/home/me"],
+            ["1001", "0", "/"],
+            ["1000", "0", "/home/me"],
+            ["0", "65534", "/root"],
+        ]
 
 
 async def test_root_of_a_box_is_nobody_outside(box_folder: Path) -> None:

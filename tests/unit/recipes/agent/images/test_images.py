@@ -44,6 +44,10 @@ def load(folder: Path, path: Path) -> Any:
     return asyncio.run(run())
 
 
+# A mark hides what is below its layer, whether it stands before or behind a folder of its name.
+MARKED = ((".wh.e", ""), ("e/z", "z"), ("f/z", "z"), (".wh.f", ""))
+
+
 async def said(store: ImageStore, image: Image, script: str) -> bytes:
     async with store.boxes.box(store.layers(image), BoxLimits(), env=image.env, workdir=image.workdir) as box:
         return (await box.run(["bash", "-c", script], user=image.user, timeout=30)).output
@@ -185,15 +189,15 @@ def write_archive(path: Path, layers: list[bytes], *, oci: bool, packed: bool = 
 async def test_an_archive_is_loaded_with_its_layers_in_order(
     oci: bool, packed: bool, box_folder: Path, tmp_path: Path
 ) -> None:
-    lower = layer_of(("one", "1"), ("two", "2"), ("d/x", "x"), ("d/y", "y"))
-    upper = layer_of((".wh.one", ""), ("two", "second"), ("d/.wh..wh..opq", ""), ("d/z", "z"))
+    lower = layer_of(("one", "1"), ("two", "2"), ("d/x", "x"), ("d/y", "y"), ("e/x", "x"), ("f/x", "x"))
+    upper = layer_of((".wh.one", ""), ("two", "second"), ("d/.wh..wh..opq", ""), ("d/z", "z"), (".wh.two", ""), *MARKED)
     path = write_archive(tmp_path / "a.tar", [lower, upper], oci=oci, packed=packed)
     async with stored(box_folder) as store:
         image = await load_archive(store, path, "loaded:1")
         assert store.named("loaded:1") == image
         assert (image.env, image.workdir, len(image.layers)) == ({"A": "b"}, "/w", 2)
         over = Image(digest="both", layers=(*image.layers, (await store.base("rlinf/host")).layers[0]))
-        assert await said(store, over, "cat /two; ls /one /d 2>/dev/null") == b"second/d:\nz\n"
+        assert await said(store, over, "cat /two; ls /one /[def] 2>/dev/null") == b"second/d:\nz\n\n/e:\nz\n\n/f:\nz\n"
 
 
 async def test_an_image_with_many_layers_and_some_of_them_twice_starts(box_folder: Path, tmp_path: Path) -> None:
