@@ -158,10 +158,12 @@ class _Builder:
         folder = target.endswith("/") or len(sources) > 1 or target in (".", "..")
         target = os.path.normpath(os.path.join(self._workdir, target))
         members: list[tuple[str, Path]] = []
+        into = False  # whether the target is a folder
         for source in sources:
             paths = list(self._matching(source, step))
             for path in paths:
                 if path.is_dir():
+                    into = True
                     members += [(str(inner.relative_to(path)), inner) for inner in self._below(path)]
                 elif step.word == "ADD" and tarfile.is_tarfile(path):
                     for flag in step.flags:
@@ -169,10 +171,12 @@ class _Builder:
                     with path.open("rb") as archive:
                         await box.put(archive, target)
                 elif folder or len(paths) > 1 or await self._is_folder(box, target):
-                    members.append((path.name, path))
+                    into = True
+                    members.append((path.name, path.resolve()))
                 else:
-                    await self._put(box, step, [(os.path.basename(target), path)], os.path.dirname(target), [target])
-        if members:
+                    member = os.path.basename(target), path.resolve()
+                    await self._put(box, step, [member], os.path.dirname(target), [target])
+        if into:
             tops = sorted({os.path.join(target, name.partition("/")[0]) for name, _ in members})
             # What was in the folder before keeps its owner.
             was_there = "chown" in step.flags and await self._is_folder(box, target)
@@ -186,7 +190,7 @@ class _Builder:
     ) -> None:
         mode = step.flags.get("chmod")
         await box.put_files(members, folder, None if mode is None else int(mode, 8))
-        if owner := step.flags.get("chown"):
+        if owned and (owner := step.flags.get("chown")):
             owner = expand(owner, {**self._arguments, **self._env})
             # Without a group, a name has that of its login, and a number the same one, as in Docker.
             owner = owner if ":" in owner else f"{owner}:{owner if owner.isdigit() else ''}"

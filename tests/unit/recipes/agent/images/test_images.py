@@ -93,6 +93,22 @@ async def test_owners_are_those_of_copied_files_alone(box_folder: Path, tmp_path
         ]
 
 
+async def test_named_links_are_followed_and_empty_folders_made(box_folder: Path, tmp_path: Path) -> None:
+    copies = "COPY link /one\nCOPY link a /two/\nCOPY in /three\nCOPY empty /four\nCOPY --chown=root empty /two\n"
+    write_files(tmp_path, {"Dockerfile": f"FROM rlinf/host\n{copies}", "a": "text", "in/b": ""})
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "in/link").symlink_to("b")
+    (tmp_path / "empty").mkdir()
+    async with stored(box_folder) as store:
+        image = await image_of(store, tmp_path, None, seconds=60)
+        files = await said(store, image, "cat /one /two/link; find /two /three /four -printf '\\n%p %y%l'")
+    lines = files.decode().splitlines()
+    assert (lines[0], sorted(lines[1:])) == (
+        "texttext",
+        ["/four d", "/three d", "/three/b f", "/three/link lb", "/two d", "/two/a f", "/two/link f"],
+    )
+
+
 async def test_an_image_is_built_once_by_ten_that_ask_at_once(box_folder: Path, tmp_path: Path) -> None:
     write_files(tmp_path, {"Dockerfile": "FROM rlinf/host\nRUN cat /proc/sys/kernel/random/uuid > /id\n"})
     async with stored(box_folder) as store:
