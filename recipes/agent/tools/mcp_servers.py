@@ -75,7 +75,8 @@ class McpTool(Tool):
             arguments: Any = load_json(text) if text.strip() else {}
         except ValueError:
             arguments = None
-        if isinstance(arguments, dict) and (arguments or self._text is None):
+        # An empty text is the text of a tool that takes one, but `{}` a call without arguments.
+        if isinstance(arguments, dict) and (text.strip() or self._text is None):
             return cast("dict[str, Any]", arguments)
         if self._text is None:
             raise ToolError(f"the argument of {self.name} must be a JSON object")

@@ -253,8 +253,14 @@ def test_any_json_schema_is_described(mode: str, described: str) -> None:
 
 def test_arguments_by_name_reach_the_server() -> None:
     with tools_of("echo_arguments") as (tool,):
-        assert json.loads(asyncio.run(tool.call(tool.argument({"x": "hi"})))) == {"x": "hi"}
-        assert json.loads(asyncio.run(tool.call("hi"))) == {"x": "hi"}
+        cases = (
+            (tool.argument({"x": "hi"}), {"x": "hi"}),
+            ("hi", {"x": "hi"}),
+            ("", {"x": ""}),
+            (tool.argument({}), {}),
+        )
+        for argument, seen in cases:
+            assert json.loads(asyncio.run(tool.call(argument))) == seen
 
 
 def test_noise_of_a_server_is_told_in_few_words(caplog: pytest.LogCaptureFixture) -> None:
