@@ -348,6 +348,8 @@ class _Drain:
     def __init__(self, most: int) -> None:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
+        # Whoever the command runs as may open it once more, as `/dev/stderr`.
+        os.fchmod(self.writer, 0o622)
         self._most, self._data = most, bytearray()
         self._begun = False
 

@@ -24,7 +24,7 @@ from recipes.agent.boxes import kernel, layer_files, trees
 MESSAGE: Final = 192 << 10
 # The folder of links to the image's layers, with short names that fit into a mount's page of options.
 LAYERS: Final = "l"
-FOLDERS: Final = ("upper", "work", "root", LAYERS)
+FOLDERS: Final = ("upper", "work", "root", LAYERS, kernel.OWN_LAYER)
 _TICK_MS: Final = 200
 _DISK_SECONDS: Final = 1.0
 _NO_COMMAND: Final = 126
@@ -95,7 +95,7 @@ class Holder:
 
     def _make(self) -> None:
         kernel.enter_namespaces(kernel.NEW_ALL, self._spec["ids"])
-        socket.sethostname("box")
+        socket.sethostname(kernel.HOST_NAME)
         kernel.loopback_up()
         kernel.mount_root(LAYERS, len(self._spec["layers"]), self._spec["shared_memory"])
         # From here on, the visible files are the box's: import nothing.

@@ -192,6 +192,9 @@ def _write(pid: int, file: str, text: str) -> None:
 _DEVICE_FILES, _SHARED_FILES = 1 << 10, 1 << 14
 # Errors if a file or a dangling link is in a folder's place.
 _BLOCKED: Final = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
+# The lowest layer of each box. As in Docker, a box knows its own names, unless the image has a file of names.
+OWN_LAYER, HOST_NAME = "own", "box"
+_HOSTS: Final = f"127.0.0.1\tlocalhost {HOST_NAME}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -211,7 +214,10 @@ def mount_root(links: str, layers: int, shared_memory: int) -> None:
         OSError: the kernel refuses a mount, or the image has a link in place of a mount point.
     """
     mount("none", "/", flags=RECURSIVE | PRIVATE)
-    lower = ":".join(f"{links}/{number}" for number in range(layers))
+    os.mkdir(f"{OWN_LAYER}/etc")
+    with open(f"{OWN_LAYER}/etc/hosts", "w", encoding="ascii") as file:
+        file.write(_HOSTS)
+    lower = ":".join([*(f"{links}/{number}" for number in range(layers)), OWN_LAYER])
     mount("overlay", "root", "overlay", 0, f"lowerdir={lower},upperdir=upper,workdir=work,userxattr")
     for folder in ("dev", "proc"):
         if os.path.islink(f"root/{folder}"):

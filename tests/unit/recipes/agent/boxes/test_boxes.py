@@ -68,6 +68,14 @@ async def test_users_are_those_of_the_box(box_folder: Path) -> None:
         ]
 
 
+async def test_a_box_has_names_and_files_of_its_outputs(box_folder: Path) -> None:
+    names = "import socket as s; print(*(s.gethostbyname(n) for n in ('localhost', s.gethostname())))"
+    async with one_box(box_folder) as (_, box):
+        for user in ("", "nobody"):
+            done = await sh(box, f'python3 -c "{names}" > /dev/stdout; echo told > /dev/stderr', user=user)
+            assert (done.output, done.errors) == (b"127.0.0.1 127.0.0.1\n", b"told\n")
+
+
 async def test_root_of_a_box_is_nobody_outside(box_folder: Path) -> None:
     async with one_box(box_folder) as (boxes, box):
         await sh(box, "echo > mine; chmod 4755 mine")
