@@ -26,7 +26,7 @@ from recipes.agent.config.tool_config import TOOL_OPTIONS
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS
 from recipes.language.config.algorithm_options import ADVANTAGE_OPTIONS, LOSS_OPTIONS
-from recipes.language.config.problem_config import REWARD_OPTIONS
+from recipes.language.config.problem_config import PROBLEM_OPTIONS, REWARD_OPTIONS
 from recipes.language.config.rollout_config import ENGINE_OPTIONS
 from rlinf_cli.codes import Code, Example, codes_by_stage
 from rlinf_cli.job.field_docs import FieldDoc, describe
@@ -301,6 +301,7 @@ def _options() -> str:
         ("algorithm.options", "adv_type", ADVANTAGE_OPTIONS),
         ("algorithm.options", "loss_type", LOSS_OPTIONS),
         ("rollout.engine_options", "backend", ENGINE_OPTIONS),
+        ("data.options", "type", PROBLEM_OPTIONS),
         ("reward.options", "reward_type", REWARD_OPTIONS),
         ("agent.tool_options", "tools", TOOL_OPTIONS),
     )

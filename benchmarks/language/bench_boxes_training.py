@@ -66,7 +66,7 @@ cluster:
 data: {{type: episodes, rollout_batch_size: 14, val_size: {held_out}, max_prompt_length: 192}}
 agent:
   run: env_agent
-  environment: {{type: harbor, path: tasks, box_folder: boxes, box_memory_mib: 2048}}
+  environment: {{type: harbor, options: {{path: tasks, box_folder: boxes, box_memory_mib: 2048}}}}
   max_turns: 3
   max_concurrent: 16
   tool_timeout: 30

@@ -46,7 +46,7 @@ cluster:
 data: {{type: episodes, rollout_batch_size: {BOXES // 4}, val_size: 1, max_prompt_length: 400}}
 agent:
   run: env_agent
-  environment: {{type: harbor, path: tasks, box_folder: boxes, box_memory_mib: {64 * BOXES}}}
+  environment: {{type: harbor, options: {{path: tasks, box_folder: boxes, box_memory_mib: {64 * BOXES}}}}}
   max_turns: 1
 rollout: {{sampling_params: {{max_new_tokens: 4}}}}
 algorithm: {{group_size: 4, kl_beta: 0.0}}

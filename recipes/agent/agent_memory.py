@@ -31,7 +31,7 @@ def forecast(config: AgentConfig, world_sizes: Mapping[str, int | None]) -> list
     if ":" in agent.run:
         notes.append(f"what `{agent.run}` holds is not counted, nor are conversations besides its first")
     if config.plays_tasks:
-        notes.append("boxes take what `agent.environment.box_memory_mib` says of each node besides")
+        notes.append("boxes take what `agent.environment.options.box_memory_mib` says of each node besides")
     parts = {"base": base, "answers": sizes.objects("agent"), **({} if config.has_index else {"index": index})}
     forecasts = [*component_forecasts(sizes), ProcessForecast("agent", count, parts, notes=tuple(notes))]
     if config.has_index:

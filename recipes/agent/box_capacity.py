@@ -29,7 +29,9 @@ def placement_notes(config: AgentConfig, nodes: Mapping[str, Sequence[int]]) -> 
         if memory is None:
             held = "as many as fit into half of its memory"
         elif sizes and sizes[-1] > memory:
-            held = f"a task of {sizes[-1]} MiB never fits into {memory} MiB (`agent.environment.box_memory_mib`)"
+            held = (
+                f"a task of {sizes[-1]} MiB never fits into {memory} MiB (`agent.environment.options.box_memory_mib`)"
+            )
         elif sizes:
             held = f"{_spelled(min(most, memory // size) for size in sizes)} at once in {memory} MiB"
         else:

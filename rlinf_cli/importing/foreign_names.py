@@ -215,6 +215,8 @@ class _Mover:
                 # A null is a value of its own where the key takes one, as of a bound that is switched off.
                 if entry.value.value == "" or field is None or type(None) not in alternatives(field.annotation):
                     continue
+            if _has_other_value(tree, target[:-1]):
+                continue  # which validation refuses
             parent = find(tree, target[:-1])
             twin = parent.entry(str(target[-1])) if isinstance(parent, MappingNode) else None
             if twin is None or _layer(entry) > _layer(twin):
@@ -265,6 +267,12 @@ def _leaves(path: Path, target: Path, entry: Entry) -> Iterator[tuple[Path, Path
         return
     for below in entry.value.entries:
         yield from _leaves((*path, below.key.raw), (*target, below.key.raw), below)
+
+
+def _has_other_value(tree: MappingNode, path: Path) -> bool:
+    """Return whether a section at a path, or above it, is neither a mapping nor null."""
+    above = [find(tree, path[:size]) for size in range(1, len(path) + 1)]
+    return any(not isinstance(node, MappingNode) and to_data(node) is not None for node in above if node is not None)
 
 
 def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:

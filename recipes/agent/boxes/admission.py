@@ -58,8 +58,8 @@ class BoxMemory:
         if mib > self.memory:
             raise ConfigError(
                 f"a box needs {mib} MiB, and all boxes of a node may have {self.memory} MiB",
-                help="raise `agent.environment.box_memory_mib` (`--memory` of `rlinf tasks`), or lower `memory_mb` in"
-                " the task's task.toml",
+                help="raise `agent.environment.options.box_memory_mib` (`--memory` of `rlinf tasks`), or lower"
+                " `memory_mb` in the task's task.toml",
             )
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -21,7 +21,7 @@ _HELP = {
     "unshare": "run `sysctl -w user.max_user_namespaces=65536 kernel.unprivileged_userns_clone=1`; on Ubuntu also"
     " `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`",
     "overlay": "boxes need Linux 5.11 or newer, and a folder on a disk: neither a network file system nor the root of"
-    " a container; name one by `agent.environment.box_folder`",
+    " a container; name one by `agent.environment.options.box_folder`",
     "proc": "a container must see all of /proc: start it with `--security-opt systempaths=unconfined`",
 }
 _IDS = {

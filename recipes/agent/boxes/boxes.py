@@ -108,7 +108,7 @@ class BoxHost:
             for name in ("", "live", "layers"):
                 self._make(self.folder / name)
         except OSError as error:
-            help = "name another folder by `agent.environment.box_folder` or `rlinf tasks --boxes`"
+            help = "name another folder by `agent.environment.options.box_folder` or `rlinf tasks --boxes`"
             raise ConfigError(f"`{self.folder}` cannot hold boxes", why=error.strerror, help=help) from None
         self.admission = BoxMemory(self.folder / "memory", memory)
 
@@ -197,8 +197,8 @@ class BoxHost:
                 raise
             raise BoxError(
                 f"{error}: `{self.folder}` is on a file system of the kind `{kind}`, which cannot hold what a box"
-                " writes; name a folder on a disk, in a container on a volume, by `agent.environment.box_folder` or"
-                " `rlinf tasks --boxes`"
+                " writes; name a folder on a disk, in a container on a volume, by"
+                " `agent.environment.options.box_folder` or `rlinf tasks --boxes`"
             ) from None
 
     def kept(self, box: LiveBox) -> Path:

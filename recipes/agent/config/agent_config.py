@@ -16,7 +16,7 @@ from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
 from recipes.agent.config.tool_config import (
     TEXT_ENVIRONMENTS,
     TOOL_OPTIONS,
-    HarborKeys,
+    HarborOptions,
     McpServerConfig,
     TextEnvironmentKind,
     ToolOptions,
@@ -49,7 +49,8 @@ TOOLS: Final = ("calculator", "search", "python")
 # Names that are not tools here, each with an alternative.
 _ELSEWHERE: Final = {
     "http": "let an MCP server fetch pages: `agent.mcp: {fetch: {command: [uvx, mcp-server-fetch]}}`",
-    "bash": "`bash` comes with tasks with images: `run: env_agent`, `environment: {type: harbor, path: FOLDER}`",
+    "bash": "`bash` comes with tasks with images: `run: env_agent`,"
+    " `environment: {type: harbor, options: {path: FOLDER}}`",
 }
 # Generated tasks, which know the calls that lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
@@ -174,7 +175,7 @@ class AgentWorkerConfig(ConfigModel):
             ("tool_timeout",),
             lambda agent, _: not _calls_tools(agent),
             _without_calls,
-            because=("environment.harness", "run", "tools"),
+            because=("environment.options.harness", "run", "tools"),
         ),
     )
 
@@ -219,10 +220,10 @@ class AgentWorkerConfig(ConfigModel):
         return ToolOptions.model_validate(self.tool_options)
 
     @property
-    def tasks(self) -> HarborKeys | None:
+    def tasks(self) -> HarborOptions | None:
         """The tasks with images that agents do; None: they do something else."""
-        environment: object = self.environment
-        return environment if self.run == "env_agent" and isinstance(environment, HarborKeys) else None
+        settings = self.environment.settings if self.run == "env_agent" else None
+        return settings if isinstance(settings, HarborOptions) else None
 
 
 class IndexConfig(ConfigModel):
@@ -256,7 +257,7 @@ class AgentConfig(LanguageConfig):
             ("data.system_prompt",),
             lambda config, sizes: config.has_harness,
             "an agent of Harbor writes the messages",
-            because=("agent.environment.harness",),
+            because=("agent.environment.options.harness",),
         ),
     )
 
@@ -335,6 +336,6 @@ def trials(config: AgentConfig) -> list[Trial]:
     boxes = [Trial("agent", "boxes", BOX_PROBE)] if config.plays_tasks else []
     tasks = config.agent.tasks
     if tasks is not None and tasks.harness is not None:
-        named = (tasks.harness, json.dumps(tasks.options), str(config.runner.seq_length))
+        named = (tasks.harness, json.dumps(tasks.agent_options), str(config.runner.seq_length))
         boxes.append(Trial("agent", "harness", HARNESS_PROBE, named))
     return tool + boxes + reward_trials(config)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from recipes.agent.config.agent_config import COMPONENTS, EPISODES, INDEX, AgentConfig, AgentWorkerConfig
-from recipes.agent.config.tool_config import HarborKeys
+from recipes.agent.config.tool_config import HarborOptions
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.rules.job_rules import check_job, check_lengths
 from recipes.language.rules.problem_rules import check_rewards
@@ -82,8 +82,9 @@ def _check_environment(config: AgentConfig, report: Report) -> None:
         check_import(config, at, environment.type, "agent", report)
 
 
-def _check_tasks(config: AgentConfig, environment: HarborKeys, report: Report) -> None:
-    at, path = ("agent", "environment", "path"), environment.path
+def _check_tasks(config: AgentConfig, environment: HarborOptions, report: Report) -> None:
+    above = ("agent", "environment", "options")
+    at, path = (*above, "path"), environment.path
     if not runs_in_this_interpreter(config, "agent"):
         return
     # Imported late, as only configurations with tasks need it.
@@ -92,7 +93,7 @@ def _check_tasks(config: AgentConfig, environment: HarborKeys, report: Report) -
 
     if environment.harness is not None and missing_modules(["harbor"]):
         message = "agents of Harbor (`harness`) need the package harbor, which is not installed"
-        report(("agent", "environment", "harness"), "missing-extra", message, HARBOR_HELP)
+        report((*above, "harness"), "missing-extra", message, HARBOR_HELP)
     if not Path(path).is_dir():
         message = f"`path` names `{path}`, which does not exist on this machine"
         report(at, "unusable-path", message, severity=Severity.WARNING)
@@ -106,7 +107,7 @@ def _check_tasks(config: AgentConfig, environment: HarborKeys, report: Report) -
     large = max((task for task, _ in tasks), key=lambda task: task.memory_mib)
     if memory is not None and large.memory_mib > memory:
         report(
-            ("agent", "environment", "box_memory_mib"),
+            (*above, "box_memory_mib"),
             "conflicting-settings",
             f"the task `{large.name}` needs {large.memory_mib} MiB, and all boxes of a node may have {memory} MiB",
             f"raise it to {large.memory_mib} at least, or lower `memory_mb` in the task's task.toml",

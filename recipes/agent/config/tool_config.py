@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from recipes.sections.section_options import check_names
 from recipes.sections.values import KnownOrOwn, one_or_many
-from rlinf_core import ConfigModel, Count, IgnoredKeys
-from rlinf_core.config.model import Variant, kind_of_section, one_of
+from rlinf_core import ConfigModel, Count
+from rlinf_core.config.model import NoOptions, Variant, kind_of_section, one_of
 from rlinf_core.config.sections.values import DataPath, OptionalPath
 from rlinf_core.scalars import Text
-
-ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers", "harbor")
 
 
 class SearchOptions(ConfigModel):
@@ -60,21 +59,8 @@ class McpServerConfig(ConfigModel):
     )
 
 
-class TextEnvironmentConfig(Variant):
-    """The environment that `run: env_agent` plays."""
-
-    chosen_by: ClassVar[str] = "type"
-
-    type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
-        default="treasure",
-        description="Environment: treasure, a small text game; openenv, an OpenEnv server; verifiers, a verifiers"
-        " taskset; harbor, tasks with images, each done by `bash` in a box and graded in a fresh one; or"
-        " `package.module:name`, a class or function that makes a `TextEnvironment`.",
-    )
-
-
-class OpenEnvKeys(ConfigModel):
-    """The keys of `type: openenv`."""
+class OpenEnvOptions(ConfigModel):
+    """Options of `type: openenv`."""
 
     url: Text = Field(description="OpenEnv server.", examples=["http://127.0.0.1:8000"])
     action_key: Text = Field(
@@ -87,32 +73,24 @@ class OpenEnvKeys(ConfigModel):
     )
 
 
-class VerifiersKeys(ConfigModel):
-    """The keys of `type: verifiers`."""
+class VerifiersOptions(ConfigModel, extra="allow"):
+    """Options of `type: verifiers`, beside those of the taskset itself, such as `game: Wordle-v0`."""
 
-    name: Text = Field(description="Taskset of verifiers.", examples=["textarena"])
-    options: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Options of the taskset, such as `{game: Wordle-v0}`."
-    )
+    taskset: Text = Field(description="Taskset of verifiers.", examples=["textarena"])
     harness: Text | None = Field(
         default=None,
         description="Name of the verifiers harness that runs a task. Default: a chat in the agent process, with the"
         " tools of the task.",
     )
 
+    @property
+    def taskset_options(self) -> dict[str, Any]:
+        """The options of the taskset itself."""
+        return self.model_extra or {}
 
-class HarborKeys(ConfigModel):
-    """The keys of `type: harbor`."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("options",),
-            lambda environment, sizes: environment.harness is None,
-            "they are those of `harness`, and there is none",
-            "remove it, or write `harness: terminus-2`",
-            because=("type",),
-        ),
-    )
+class HarborOptions(ConfigModel, extra="allow"):
+    """Options of `type: harbor`, beside those of the agent that `harness` is."""
 
     path: DataPath = Field(
         description="Folder of tasks in Harbor's format, which `rlinf tasks check` found fit.", examples=["tasks"]
@@ -121,9 +99,6 @@ class HarborKeys(ConfigModel):
         default=None,
         description="Agent of Harbor that does the tasks, such as terminus-2, or `package.module:Class`. Default: a"
         " chat in the agent process, with `bash`.",
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Options of the agent that `harness` is."
     )
     box_memory_mib: Annotated[int, Field(ge=64)] | None = Field(
         default=None,
@@ -135,16 +110,54 @@ class HarborKeys(ConfigModel):
         " container. Default: ~/.rlinf/boxes.",
     )
 
+    @property
+    def agent_options(self) -> dict[str, Any]:
+        """The options of the agent that `harness` is."""
+        return self.model_extra or {}
 
-_KEYS: Final[Mapping[str, tuple[type[ConfigModel], ...]]] = {
-    "treasure": (),
-    "openenv": (OpenEnvKeys,),
-    "verifiers": (VerifiersKeys,),
-    "harbor": (HarborKeys,),
+
+EnvironmentOptions: TypeAlias = NoOptions | OpenEnvOptions | VerifiersOptions | HarborOptions
+ENVIRONMENT_OPTIONS: Final[Mapping[str, type[EnvironmentOptions]]] = {
+    "treasure": NoOptions,
+    "openenv": OpenEnvOptions,
+    "verifiers": VerifiersOptions,
+    "harbor": HarborOptions,
 }
+
+
+class TextEnvironmentConfig(Variant):
+    """The environment that `run: env_agent` plays."""
+
+    chosen_by: ClassVar[str] = "type"
+
+    type: Annotated[Text, KnownOrOwn("environment", tuple(ENVIRONMENT_OPTIONS))] = Field(
+        default="treasure",
+        description="Environment: treasure, a small text game; openenv, an OpenEnv server; verifiers, a verifiers"
+        " taskset; harbor, tasks with images, each done by `bash` in a box and graded in a fresh one; or"
+        " `package.module:name`, a class or function that makes a `TextEnvironment`.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict[str, Any],
+        description="The keys of this type alone (docs/agents.md); of `verifiers` those of the taskset, too, of"
+        " `harbor` those of the agent that `harness` is.",
+    )
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        settings = self.settings
+        if isinstance(settings, HarborOptions) and settings.harness is None:
+            check_names("options", self.options, HarborOptions.model_fields, "`type: harbor` without a `harness`")
+        return self
+
+    @property
+    def settings(self) -> EnvironmentOptions:
+        """The options, defaults included."""
+        return ENVIRONMENT_OPTIONS.get(self.type, NoOptions).model_validate(self.options)
+
+
 TEXT_ENVIRONMENTS: Final = (
-    *(kind_of_section(TextEnvironmentConfig, (name,), None, mixins=keys) for name, keys in _KEYS.items()),
-    kind_of_section(TextEnvironmentConfig, (), None, form="[^:]*:.*", others=("package.module:name",)),
+    *(kind_of_section(TextEnvironmentConfig, (name,), options) for name, options in ENVIRONMENT_OPTIONS.items()),
+    kind_of_section(TextEnvironmentConfig, (), NoOptions, form="[^:]*:.*", others=("package.module:name",)),
 )
 if TYPE_CHECKING:
     TextEnvironmentKind: TypeAlias = TextEnvironmentConfig

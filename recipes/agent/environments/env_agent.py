@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.config.tool_config import HarborKeys, OpenEnvKeys, TextEnvironmentConfig, VerifiersKeys
+from recipes.agent.config.tool_config import HarborOptions, OpenEnvOptions, TextEnvironmentConfig, VerifiersOptions
 from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
@@ -84,29 +84,29 @@ def make_env_agent(config: AgentConfig) -> Agent:
     Raises:
         ConfigError: the environment cannot be imported, or a package is missing.
     """
-    settings: object = config.agent.environment
-    if isinstance(settings, VerifiersKeys):
+    settings = config.agent.environment.settings
+    if isinstance(settings, VerifiersOptions):
         # Imported only where needed, as it imports much.
         from recipes.agent.environments.verifiers_agent import VerifiersAgent
 
         return VerifiersAgent(settings, config.data.val_size)
-    if isinstance(settings, HarborKeys):
+    if isinstance(settings, HarborOptions):
         from recipes.agent.environments.harbor_agent import TaskAgent
 
         return TaskAgent(config, settings)
     return EnvAgent(environment_maker(config.agent.environment))
 
 
-def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvironment]:
+def environment_maker(environment: TextEnvironmentConfig) -> Callable[[], TextEnvironment]:
     """Return a factory of text environments.
 
     Raises:
         ConfigError: the environment cannot be imported, or a package is missing.
     """
-    openenv: object = settings
-    if isinstance(openenv, OpenEnvKeys):
+    openenv = environment.settings
+    if isinstance(openenv, OpenEnvOptions):
         OpenEnv(openenv)
         return lambda: OpenEnv(openenv)
-    if settings.type == "treasure":
+    if environment.type == "treasure":
         return Treasure
-    return cast("Callable[[], TextEnvironment]", import_target(settings.type, "environment"))
+    return cast("Callable[[], TextEnvironment]", import_target(environment.type, "environment"))

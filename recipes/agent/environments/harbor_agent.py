@@ -14,7 +14,7 @@ from recipes.agent.boxes.admission import half_of_memory
 from recipes.agent.boxes.box import BoxError, Done
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.config.tool_config import HarborKeys
+from recipes.agent.config.tool_config import HarborOptions
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
@@ -55,12 +55,12 @@ class TaskAgent:
 
     keeps_time = True
 
-    def __init__(self, config: AgentConfig, environment: HarborKeys) -> None:
+    def __init__(self, config: AgentConfig, environment: HarborOptions) -> None:
         self._config, self._environment = config.agent, environment
         self._has_template = config.data.apply_chat_template
         self._system_prompt = (config.data.system_prompt or "") if self._has_template else ""
         if environment.harness is not None:
-            check_harness(environment.harness, environment.options, config.runner.seq_length)
+            check_harness(environment.harness, environment.agent_options, config.runner.seq_length)
         self._tasks = load_checked(Path(environment.path), environment.harness)
         if len(self._tasks) < 2:
             raise ConfigError(f"`{environment.path}` has only {len(self._tasks)} task; there must be two at least")
@@ -72,7 +72,7 @@ class TaskAgent:
             raise ConfigError(
                 f"the task `{large.name}` needs {large.memory_mib} MiB, and all boxes of this node may have"
                 f" {self._memory} MiB",
-                help="raise `agent.environment.box_memory_mib`, or lower `memory_mb` in the task's task.toml",
+                help="raise `agent.environment.options.box_memory_mib`, or lower `memory_mb` in the task's task.toml",
             )
         self._store: ImageStore | None = None
         self._images: dict[str, asyncio.Task[Image]] = {}
@@ -167,7 +167,7 @@ class TaskAgent:
         from recipes.agent.endpoint import serve
 
         seconds = min(shared.task.agent_seconds, self._config.timeout)
-        options = self._environment.options
+        options = self._environment.agent_options
         async with serve(llm) as endpoint:
             kind, why = await run_trial(
                 shared, harness, options, endpoint, seconds, lambda: bool(llm.limit), self._context

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final, cast
 
-from recipes.agent.config.tool_config import OpenEnvKeys
+from recipes.agent.config.tool_config import OpenEnvOptions
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
 from recipes.agent.tools.tool import CallLost, ToolUnavailable
 from rlinf_core import ConfigError
@@ -29,7 +29,7 @@ class OpenEnv(TextEnvironment):
         ConfigError: the package websockets is missing.
     """
 
-    def __init__(self, settings: OpenEnvKeys) -> None:
+    def __init__(self, settings: OpenEnvOptions) -> None:
         if missing_modules(["websockets"]):
             raise ConfigError("`openenv` needs the package websockets", help=f"run `{install_command('websockets')}`")
         self._settings = settings

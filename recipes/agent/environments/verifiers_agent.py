@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Final
 
-from recipes.agent.config.tool_config import VerifiersKeys
+from recipes.agent.config.tool_config import VerifiersOptions
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
@@ -40,7 +40,7 @@ class VerifiersAgent:
         ConfigError: verifiers or the taskset is not installed, or the options are invalid.
     """
 
-    def __init__(self, settings: VerifiersKeys, held: int) -> None:
+    def __init__(self, settings: VerifiersOptions, held: int) -> None:
         if missing_modules(["verifiers"]):
             raise ConfigError("`verifiers` needs the package verifiers", help=f"run `{install_command('verifiers')}`")
         try:
@@ -49,12 +49,12 @@ class VerifiersAgent:
             self._tasks: list[Any] = list(islice(self._environment.taskset, _MOST_TASKS))
         except Exception as error:
             raise ConfigError(
-                f"the verifiers environment `{settings.name}` cannot be loaded",
+                f"the verifiers environment `{settings.taskset}` cannot be loaded",
                 why=f"{type(error).__name__}: {error}",
                 help="install the package that provides it, and check `agent.environment.options`",
             ) from error
         if len(self._tasks) < 2:
-            raise ConfigError(f"the verifiers environment `{settings.name}` has only {len(self._tasks)} tasks")
+            raise ConfigError(f"the verifiers environment `{settings.taskset}` has only {len(self._tasks)} tasks")
         self._held = min(held, len(self._tasks) // 2)
         self._ready: asyncio.Future[None] | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -103,16 +103,16 @@ class VerifiersAgent:
         return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
 
 
-def _loaded(settings: VerifiersKeys) -> Any:
+def _loaded(settings: VerifiersOptions) -> Any:
     """Return the environment, whose agents run in subprocesses."""
     loaders: Any = import_module("verifiers.v1.utils.loaders")
     library: Any = import_module("verifiers.v1")
     if settings.harness is None:
         sys.modules[_HARNESS] = import_module("recipes.agent.environments.verifiers_chat")
     agent = {"harness": {"id": settings.harness or _HARNESS}, "runtime": {"type": "subprocess"}}
-    kind = loaders.env_config_type(settings.name)
+    kind = loaders.env_config_type(settings.taskset)
     seats = [name for name, field in kind.model_fields.items() if isinstance(field.default, library.AgentConfig)]
-    taskset = {"id": settings.name, **settings.options}
+    taskset = {"id": settings.taskset, **settings.taskset_options}
     return loaders.load_environment(
         loaders.resolve_env_config({"taskset": taskset, **{seat: dict(agent) for seat in seats}})
     )

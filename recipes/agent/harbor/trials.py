@@ -107,7 +107,7 @@ def check_harness(harness: str, options: Mapping[str, Any], context: int) -> Non
     _bypass_proxies()
     if missing_modules(["harbor"]):
         raise ConfigError(
-            "`agent.environment.harness` needs the package harbor, which is not installed", help=HARBOR_HELP
+            "`agent.environment.options.harness` needs the package harbor, which is not installed", help=HARBOR_HELP
         )
     configs: Any = import_module("harbor.models.trial.config")
     factory: Any = import_module("harbor.agents.factory").AgentFactory

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from recipes.sections.section_options import read_options, unread_options
+from recipes.sections.section_options import check_names, read_options, unread_options
 from recipes.sections.values import KnownOrOwn, TestFiles, WeightedFiles
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
 from rlinf_core.config.model import NoOptions, options_of
@@ -16,8 +16,6 @@ from rlinf_core.scalars import Bool, Data, Float, Int, Text
 
 # The maximum number of problems that are generated from one seed.
 MOST_GENERATED = 1 << 24
-# The allowed numbers of digits in generated sums.
-DIGITS: Final = range(1, 10)
 # The number of evaluation problems that are answered at the same time.
 EVALUATED_AT_ONCE: Final = 512
 # Rewards are float32.
@@ -40,6 +38,33 @@ class CurriculumConfig(ConfigModel):
     high: Fraction = Field(default=0.95, description="The same for problems with a larger share.")
 
 
+class GymOptions(ConfigModel):
+    """Options of `type: reasoning_gym`, beside the settings of the task by the library's names."""
+
+    task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
+    train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
+        default=10_000, description="Number of training problems."
+    )
+
+
+class SumOptions(ConfigModel):
+    """Options of `type: sums`."""
+
+    digits: Annotated[Int, Field(ge=1, le=9)] = Field(default=1, description="Most digits of the numbers.")
+    spaced: Bool = Field(default=False, description="Write `3 + 4 =`, not `3+4=`.")
+
+
+class ProblemOptions(GymOptions, SumOptions, extra="allow"):
+    """The options of all sources of problems, and settings of a task of reasoning-gym."""
+
+
+PROBLEM_OPTIONS: Final[Mapping[str, type[ConfigModel]]] = {"reasoning_gym": GymOptions, "sums": SumOptions}
+if TYPE_CHECKING:
+    _ProblemOptions: TypeAlias = dict[str, Any]
+else:
+    _ProblemOptions = options_of(ProblemOptions)
+
+
 class LanguageDataConfig(ConfigModel):
     """Problems with verifiable answers."""
 
@@ -59,7 +84,7 @@ class LanguageDataConfig(ConfigModel):
             because=("apply_chat_template",),
         ),
         IgnoredKeys(
-            ("task", "train_size"),
+            tuple(f"options.{name}" for name in GymOptions.model_fields),
             lambda data, sizes: data.source != "reasoning_gym",
             lambda data: f"problems come from {data.source}, not from reasoning_gym",
             "remove it, or write `type: reasoning_gym`",
@@ -73,10 +98,10 @@ class LanguageDataConfig(ConfigModel):
             because=("train_data_paths",),
         ),
         IgnoredKeys(
-            ("task_config",),
+            tuple(f"options.{name}" for name in SumOptions.model_fields),
             lambda data, sizes: data.source not in ("reasoning_gym", "sums"),
             lambda data: f"problems come from {data.source}",
-            "remove it, or write `type: reasoning_gym`",
+            "remove it, or write `type: sums`",
             because=("type", "train_data_paths"),
         ),
         IgnoredKeys(
@@ -114,14 +139,10 @@ class LanguageDataConfig(ConfigModel):
         " answers: low, high. Default: every problem is asked.",
     )
     shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
-    task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
-    task_config: dict[str, Data] = Field(
+    options: _ProblemOptions = Field(
         default_factory=dict[str, Any],
-        description="Settings of the reasoning-gym task, by the library's names. Of generated sums `digits`, the most"
-        " digits of their numbers (1 to 9, default 1), and `spaced: true`, which writes `3 + 4 =`.",
-    )
-    train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
-        default=10_000, description="Number of training problems of a reasoning-gym task."
+        description="What one source alone reads (docs/reference/options.md). reasoning_gym: task, train_size, and the"
+        " settings of the task by the library's names; sums: digits, spaced.",
     )
     val_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
         default=200, description="Number of evaluation problems of sums and reasoning-gym tasks."
@@ -142,6 +163,23 @@ class LanguageDataConfig(ConfigModel):
     )
     few_shot: str = Field(default="", description="Text before every question, such as few-shot examples.")
     seed: Seed = Field(default=0, description="Seed of the problem order and of generated problems.")
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.source != "reasoning_gym":
+            reader = f"problems of {self.source}"
+            check_names("options", self.options, ProblemOptions.model_fields, reader)
+        return self
+
+    @property
+    def settings(self) -> ProblemOptions:
+        """The options of the source, defaults included."""
+        return ProblemOptions.model_validate(self.options)
+
+    @property
+    def task_settings(self) -> dict[str, Any]:
+        """The settings of a task of reasoning-gym, by the library's names."""
+        return {name: value for name, value in self.options.items() if name not in GymOptions.model_fields}
 
     @property
     def train_files(self) -> tuple[str, ...]:

@@ -26,16 +26,16 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
     """
     if config.source == "sums":
         return Sums(
-            config.task_config.get("digits", 1),
+            config.settings.digits,
             held_out=evaluation,
             size=config.val_size,
             seed=config.seed,
-            spaced=bool(config.task_config.get("spaced", False)),
+            spaced=config.settings.spaced,
         )
     if config.source == "reasoning_gym":
-        size = config.val_size if evaluation else config.train_size
+        size = config.val_size if evaluation else config.settings.train_size
         seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
-        return ReasoningGym(config.task or "", size, seed, config.task_config)
+        return ReasoningGym(config.settings.task or "", size, seed, config.task_settings)
     # A run that only evaluates may have no training files.
     paths = config.train_files or config.val_data_paths
     paths = config.val_data_paths if evaluation and config.val_data_paths else paths

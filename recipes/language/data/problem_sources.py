@@ -287,7 +287,7 @@ class ReasoningGym:
             raise ConfigError(
                 f"reasoning-gym cannot make the task `{task}`",
                 why=str(error).splitlines()[0] if str(error) else type(error).__name__,
-                help="`data.task` and `data.task_config` are its own names",
+                help="`data.options` has its own names: `task`, and the settings of the task",
             ) from None
         self._task = task
         self._size = size

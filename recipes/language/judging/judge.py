@@ -299,7 +299,7 @@ def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -
         return JudgeScorer(ask(), rank, correct=reward.correct_reward, incorrect=reward.incorrect_reward)
     settings: dict[str, Any] | None = None
     if data.type == "reasoning_gym":
-        settings = {"task": data.task, "task_config": data.task_config}
+        settings = {"task": data.settings.task, "task_config": data.task_settings}
     elif reward.reward_type == PROGRAMS:
         settings = {"memory": reward.program.program_memory_mib << 20}
     return Scorer(

@@ -6,7 +6,6 @@ import os
 import shutil
 
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.config.problem_config import DIGITS
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
@@ -34,22 +33,13 @@ def check_data(config: LanguageConfig, report: Report) -> None:
 
 def _check_source(config: LanguageConfig, report: Report) -> None:
     data = config.data
-    if data.type == "reasoning_gym" and not data.task:
+    if data.type == "reasoning_gym" and not data.settings.task:
         report(
-            blame(config, ("data", "task"), ("data", "type")),
+            blame(config, ("data", "options", "task"), ("data", "type")),
             "conflicting-settings",
             "`data.type: reasoning_gym` needs a task",
-            "write `data.task: chain_sum`, or another name of that library",
+            "write `data.options: {task: chain_sum}`, or another name of that library",
         )
-    if data.source == "sums":
-        for name, value in data.task_config.items():
-            at = ("data", "task_config", name)
-            if name not in ("digits", "spaced"):
-                report(at, "unknown-key", f"generated sums have no setting `{name}`", "known: `digits`, `spaced`")
-            elif name == "spaced" and not isinstance(value, bool):
-                report(at, "bad-value", "`spaced` is neither true nor false")
-            elif name == "digits" and (type(value) is not int or value not in DIGITS):
-                report(at, "bad-value", "`digits` is no whole number from 1 to 9")
     evaluates = config.runner.only_eval and bool(data.val_data_paths)
     if data.type in ("jsonl", "parquet") and not data.train_data_paths and not evaluates:
         report(

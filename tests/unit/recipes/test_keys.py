@@ -37,6 +37,7 @@ POLICY: Final[tuple[tuple[str, ...], ...]] = (
     ("env.train.intervention.source=scripted", "env.train.env_type=metaworld", "env.eval.env_type=metaworld"),
     ("cluster.component_placement.actor={node_group: node, placement: 0:0-1}",),
 )
+PLAYED: Final = ("agent.run=env_agent", "data.type=episodes")
 JUDGED: Final = ("cluster.component_placement.judge={node_group: node, placement: 0}", "reward.reward_type=judge")
 LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
     ("cluster.component_placement.critic={node_group: node, placement: 0}", "algorithm.adv_type=gae"),
@@ -51,7 +52,12 @@ LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
     ),
     ("algorithm.filter_groups=true", "algorithm.recompute_logprobs=true", "algorithm.adv_type=reinforce_pp"),
     ("runner.logger.logger_backends=[tensorboard]", "runner.max_staleness=1"),
-    ("actor.model.lora={rank: 4}", "actor.optim.lr_scheduler=cosine", "data.type=reasoning_gym", "data.task=chain_sum"),
+    (
+        "actor.model.lora={rank: 4}",
+        "actor.optim.lr_scheduler=cosine",
+        "data.type=reasoning_gym",
+        "data.options.task=chain_sum",
+    ),
     ("rollout.backend=server", "rollout.engine_options={url: 'http://127.0.0.1:1', weights_dir: /tmp}"),
     ("data.type=sums", "data.apply_chat_template=true", "algorithm={clip_ratio_low: 0.3, clip_ratio_high: 0.3}"),
     ("data.train_data_paths=problems.jsonl",),
@@ -93,19 +99,14 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "agent": (
         *LANGUAGE,
         ("agent.tools=[http, python]", "agent.http.allow=[example.org]"),
-        (
-            "agent.run=env_agent",
-            "data.type=episodes",
-            "agent.environment.type=openenv",
-            "agent.environment.url=http://a",
-        ),
-        ("agent.run=env_agent", "data.type=episodes", "agent.environment.type=verifiers", "agent.environment.name=a"),
-        ("agent.run=env_agent", "data.type=episodes", "agent.environment.type=harbor", "agent.environment.path=tasks"),
+        (*PLAYED, "agent.environment.type=openenv", "agent.environment.options.url=http://a"),
+        (*PLAYED, "agent.environment.type=verifiers", "agent.environment.options.taskset=a"),
+        (*PLAYED, "agent.environment.type=harbor", "agent.environment.options.path=tasks"),
     ),
 }
 # Values of keys whose types do not tell them.
 EXAMPLES: Final[dict[str, Any]] = {
-    "agent.environment.box_memory_mib": 1024,
+    "agent.environment.options.box_memory_mib": 1024,
     "data.columns": {"success": "done"},
     "data.cameras": {"main": "front"},
     "rollout.max_running_tokens": 4096,

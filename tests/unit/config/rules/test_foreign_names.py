@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from recipes.agent.config.tool_config import TOOL_OPTIONS
 from recipes.language.config.algorithm_options import AlgorithmOptions
-from recipes.language.config.problem_config import REWARD_OPTIONS
+from recipes.language.config.problem_config import PROBLEM_OPTIONS, REWARD_OPTIONS
 from recipes.language.config.rollout_config import ENGINE_OPTIONS
 from rlinf_cli.importing import foreign_names
 from rlinf_cli.job.job_file import load_with_lint
@@ -286,6 +286,31 @@ def test_keys_of_other_losses_in_a_lost_section_are_left_out() -> None:
     assert config.algorithm.settings.gae_lambda == 0.9
 
 
+def test_a_former_key_does_not_hide_a_value_of_another_type() -> None:
+    job = loaded(f"{MATH}data: {{train_size: 9, options: 5}}\n")
+    assert sorted(item.code for item in job.diagnostics) == ["former-key", "wrong-type"]
+
+
+@pytest.mark.parametrize("written", ["{digits: 2}", "{digits: 2, spaced: null}"])
+def test_a_section_that_became_options_is_read(written: str) -> None:
+    config: Any = loaded(f"{MATH}data: {{task_config: {written}, train_size: null}}\n").config
+    assert (config.data.settings.digits, config.data.settings.spaced) == (2, False)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "type: verifiers, name: words, options: {game: chess}",
+        "type: verifiers, options: {taskset: words, game: chess}",
+    ],
+)
+def test_an_environment_reads_its_former_keys(written: str) -> None:
+    agent = f"agent: {{run: env_agent, environment: {{{written}}}}}\ndata: {{type: episodes}}\n"
+    config: Any = loaded(f"{MATH.replace('math', 'agent').replace('reward', 'reward,agent')}{agent}").config
+    settings = config.agent.environment.settings
+    assert (settings.taskset, settings.taskset_options) == ("words", {"game": "chess"})
+
+
 def sections_of_all() -> dict[str, type[BaseModel]]:
     models = [ClusterFile, *(find_recipe(name).config_model() for name in recipe_names())]
     results = {base for model in models for _, section in sections(model) for base in section.__mro__}
@@ -315,12 +340,13 @@ def test_foreign_names_map_to_fields_and_none_is_unavailable(name: str) -> None:
     assert not fields & {*table.get("names", {}), *table.get("moved", {}), *table.get("unavailable", {})}
 
 
-OPTIONS = {"data.columns.state", "data.task_config.digits"} | {
+OPTIONS = {"data.columns.state"} | {
     f"{place}.{field}"
     for place, models in (
         ("algorithm.options", [AlgorithmOptions]),
         ("rollout.engine_options", ENGINE_OPTIONS.values()),
         ("judge.engine_options", ENGINE_OPTIONS.values()),
+        ("data.options", PROBLEM_OPTIONS.values()),
         ("reward.options", REWARD_OPTIONS.values()),
         ("agent.tool_options", TOOL_OPTIONS.values()),
     )

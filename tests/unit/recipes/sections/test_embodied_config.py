@@ -60,30 +60,30 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
         assert codes(findings, text) == ["conflicting-settings"]
     monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
     for kind, whole in (
-        ("openenv", "openenv, url: 'http://127.0.0.1:8000'"),
-        ("verifiers", "verifiers, name: textarena, options: {game: Wordle-v0}"),
+        ("openenv", "openenv, options: {url: 'http://127.0.0.1:8000'}"),
+        ("verifiers", "verifiers, options: {taskset: textarena, game: Wordle-v0}"),
     ):
         text = played.replace("{}", f"{{type: {kind}}}")
         assert [finding[:2] for finding in findings(text)] == [("missing-key", "environment")]
         assert findings(text.replace(kind, whole)) == []
     monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
-    assert codes(findings, played.replace("{}", "{type: verifiers, name: words}")) == ["missing-extra"]
+    assert codes(findings, played.replace("{}", "{type: verifiers, options: {taskset: words}}")) == ["missing-extra"]
     assert codes(findings, played.replace("{}", "{type: chess}")) == ["unknown-choice"]
     assert codes(findings, played.replace("{}", "{type: 'no.such:Game'}")) == ["missing-extra"]
 
 
 def test_keys_that_environments_and_harnesses_do_not_read(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = AGENT + "agent: {tools: [], tool_timeout: 30, run: env_agent, environment: %s}\ndata: {type: episodes}\n"
-    tasks, terminus = "{type: harbor, path: no/such/folder%s}", ", harness: terminus-2, options: {max_turns: 3}"
+    tasks, terminus = "{type: harbor, options: {path: no/such/folder%s}}", ", harness: terminus-2, max_turns: 3"
     monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
     assert codes(findings, text % (tasks % terminus)) == ["unusable-path", "missing-extra"]
     for environment, keys in (
         ("{type: treasure}", ["`tools`", "`tool_timeout`"]),
         (tasks % "", ["`tools`"]),  # in boxes a time limit of commands counts
         (tasks % terminus, ["`tools`", "`tool_timeout`"]),
-        (tasks % ", options: {max_turns: 3}", ["`tools`", "`max_turns`"]),
     ):
         assert without_effect(text % environment) == keys
+    assert codes(findings, text % (tasks % ", max_turns: 3")) == ["unusable-path", "unknown-key"]
     formats = "agent: {tool_timeout: 30, tool_format: plain, run: env_agent, environment: %s}\n"
     text = AGENT + formats + "data: {type: episodes, apply_chat_template: true, system_prompt: Be brief.}\n"
     assert without_effect(text % (tasks % "")) == []
@@ -94,7 +94,7 @@ def test_keys_that_environments_and_harnesses_do_not_read(findings: Any, monkeyp
 def test_a_task_that_no_box_may_hold_is_named(findings: Any, tmp_path: Path) -> None:
     folders = (greeting_task(tmp_path), double_task(tmp_path))
     write_checks(tmp_path, [fit(read_task(folder)) for folder in folders])
-    environment = "{type: harbor, path: %s, box_memory_mib: %d}"
+    environment = "{type: harbor, options: {path: %s, box_memory_mib: %d}}"
     text = AGENT + f"agent: {{run: env_agent, environment: {environment}}}\ndata: {{type: episodes}}\n"
     assert findings(text % (tmp_path, 256)) == []
     ((code, _, message, help),) = findings(text % (tmp_path, 255), messages=True)

@@ -118,7 +118,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     ),
     "math/sums-laptop": (
         *("algorithm.adv_type=rloo", "algorithm.group_size=4", "rollout.sampling_params.temperature=0.9"),
-        *("data.task_config.digits=2", "actor.model.num_layers=3", "data.seed=3", "data.val_size=50"),
+        *("data.options.digits=2", "actor.model.num_layers=3", "data.seed=3", "data.val_size=50"),
         *("actor.model.precision=bf16", "reward.correct_reward=2.0"),
     ),
 }

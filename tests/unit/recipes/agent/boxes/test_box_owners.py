@@ -156,7 +156,7 @@ def test_a_machine_whose_folders_are_an_overlay_says_what_to_do(tmp_path: Path) 
     result = json.loads(done.stdout)
     assert result["verdict"] == "fault"
     assert "is on a file system of the kind `overlay`" in result["what"]
-    assert "`agent.environment.box_folder`" in result["what"]
+    assert "`agent.environment.options.box_folder`" in result["what"]
 
 
 def test_a_folder_that_cannot_hold_boxes_says_why(tmp_path: Path) -> None:

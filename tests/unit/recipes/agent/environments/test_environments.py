@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.config.tool_config import OpenEnvKeys, VerifiersKeys
+from recipes.agent.config.tool_config import OpenEnvOptions, VerifiersOptions
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage
@@ -216,7 +216,7 @@ async def _server() -> AsyncGenerator[str]:
 
 async def _episode(action_key: str, observation_key: str | None, *texts: str) -> list[Any]:
     async with _server() as url:
-        environment = OpenEnv(OpenEnvKeys(url=url, action_key=action_key, observation_key=observation_key))
+        environment = OpenEnv(OpenEnvOptions(url=url, action_key=action_key, observation_key=observation_key))
         try:
             return [await environment.reset(5), *[await environment.step(text) for text in texts]]
         finally:
@@ -247,7 +247,7 @@ async def test_many_episodes_at_once_have_sessions_of_their_own() -> None:
 
 def test_a_server_that_is_not_there_is_no_fault_of_the_model() -> None:
     with pytest.raises(ToolUnavailable, match="does not respond"):
-        asyncio.run(OpenEnv(OpenEnvKeys(url="http://127.0.0.1:1")).reset(0))
+        asyncio.run(OpenEnv(OpenEnvOptions(url="http://127.0.0.1:1")).reset(0))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ async def test_a_server_that_speaks_otherwise_is_no_fault_of_the_model(answer: s
     async with websockets.serve(act, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ToolUnavailable, match=why):
-            await OpenEnv(OpenEnvKeys(url=f"ws://127.0.0.1:{port}")).reset(0)
+            await OpenEnv(OpenEnvOptions(url=f"ws://127.0.0.1:{port}")).reset(0)
 
 
 PYTHON = os.environ.get("RLINF_VERIFIERS_PYTHON", "")
@@ -368,14 +368,14 @@ async def outcomes(agent: VerifiersAgent, *seeds: int, says: str = "hello") -> l
 
 
 def test_episodes_share_a_server_with_tokens_of_their_own(stub: Stub) -> None:
-    result = asyncio.run(outcomes(VerifiersAgent(VerifiersKeys(name="words"), 2), 0, 1, 2))
+    result = asyncio.run(outcomes(VerifiersAgent(VerifiersOptions(taskset="words"), 2), 0, 1, 2))
     assert result == [AgentOutcome(reward=5.0, parts={"length": 5.0})] * 3
     assert stub.served == 1
     assert not any(name.startswith("VERIFIERS_API_KEY") for name in os.environ)
 
 
 def test_tasks_of_evaluation_are_never_trained_on(stub: Stub) -> None:
-    agent = VerifiersAgent(VerifiersKeys(name="words"), 200)
+    agent = VerifiersAgent(VerifiersOptions(taskset="words"), 200)
     asyncio.run(outcomes(agent, *range(6)))
     trained = set(stub.asked)
     stub.asked.clear()
@@ -384,7 +384,7 @@ def test_tasks_of_evaluation_are_never_trained_on(stub: Stub) -> None:
 
 
 def test_a_failed_episode_is_a_failure_of_the_run(stub: Stub) -> None:
-    agent = VerifiersAgent(VerifiersKeys(name="words"), 2)
+    agent = VerifiersAgent(VerifiersOptions(taskset="words"), 2)
     with pytest.raises(VerifiersError, match="TaskError: no score"):
         asyncio.run(outcomes(agent, 0, says="bad"))
 
@@ -392,5 +392,5 @@ def test_a_failed_episode_is_a_failure_of_the_run(stub: Stub) -> None:
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipes.agent.environments.verifiers_agent.missing_modules", list)
     with pytest.raises(ConfigError) as error:
-        VerifiersAgent(VerifiersKeys(name="words"), 1)
+        VerifiersAgent(VerifiersOptions(taskset="words"), 1)
     assert "verifiers>=0.4,<0.5" in str(error.value.help)

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from recipes.agent.config.tool_config import VerifiersKeys
+from recipes.agent.config.tool_config import VerifiersOptions
 from recipes.agent.conversation.agents import AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError
@@ -19,7 +19,7 @@ from tests.unit.recipes.agent.scripted import SETTINGS, Script
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
-    agent = VerifiersAgent(VerifiersKeys(name="verifiers-words", options=asked["options"]), 1)
+    agent = VerifiersAgent(VerifiersOptions(taskset="verifiers-words", **asked["options"]), 1)
     script = Script(*asked["turns"])
     llm = LanguageModel(script, SETTINGS._replace(max_tokens=4000, max_new_tokens=1000))
     task = AgentTask("", (), "", {"seed": asked["seed"]})

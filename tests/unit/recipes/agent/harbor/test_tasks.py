@@ -408,7 +408,7 @@ def test_boxes_are_counted_by_node_and_by_memory(tmp_path: Path) -> None:
     ]
     assert placement_notes(_config(tmp_path, 400), {"agent": [0]}) == [
         "boxes of 1 agent process on node 0: a task of 500 MiB never fits into 400 MiB"
-        " (`agent.environment.box_memory_mib`) (a task needs 200-500 MiB)"
+        " (`agent.environment.options.box_memory_mib`) (a task needs 200-500 MiB)"
     ]
     assert placement_notes(_config(tmp_path / "none", 2000), {"agent": [0]}) == [
         "boxes of 1 agent process on node 0: as many as fit into 2000 MiB"

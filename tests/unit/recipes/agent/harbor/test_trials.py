@@ -30,7 +30,7 @@ from recipes.agent.boxes.box import BoxError, LiveBox
 from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.config import agent_config
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.config.tool_config import HarborKeys
+from recipes.agent.config.tool_config import HarborOptions
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage
@@ -67,7 +67,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def config_of(path: Path, folder: Path, **agent: float) -> Any:
-    environment = HarborKeys(path=str(path), box_folder=str(folder), box_memory_mib=1024)
+    environment = HarborOptions(path=str(path), box_folder=str(folder), box_memory_mib=1024)
     settings = {"tool_timeout": 10.0, "timeout": 60.0, **agent, "environment": environment}
     return SimpleNamespace(
         agent=SimpleNamespace(**settings),
@@ -217,8 +217,8 @@ Act = Callable[[Any, Any], Awaitable[None]]
 
 def harnessed(path: Path, folder: Path, *, harness: str = "outside", **options: Any) -> Any:
     config = config_of(path, folder)
-    environment = config.agent.environment.model_copy(update={"harness": harness, "options": options})
-    config.agent.environment = HarborKeys.model_validate(environment.model_dump())
+    written = config.agent.environment.model_dump() | {"harness": harness, **options}
+    config.agent.environment = HarborOptions.model_validate(written)
     return config
 
 
@@ -402,8 +402,8 @@ def test_agents_that_boxes_cannot_hold_are_named(monkeypatch: Any) -> None:
 def test_doctor_makes_an_agent_of_harbor(monkeypatch: Any) -> None:
     text = (
         "recipe: agent\ncluster: {num_nodes: 1, component_placement: {'actor,rollout,reward,agent': {node_group: node,"
-        " placement: 0}}}\ndata: {type: episodes}\nagent: {run: env_agent, environment: {type: harbor, path: no/such,"
-        " harness: outside, options: {parser_nam: xml}}}\n"
+        " placement: 0}}}\ndata: {type: episodes}\nagent: {run: env_agent, environment: {type: harbor, options: {"
+        "path: no/such, harness: outside, parser_nam: xml}}}\n"
     )
     boxes, harness = agent_config.trials(cast("AgentConfig", load_job("-", stdin=text.encode()).config))
     assert (boxes.what, harness.what, harness.component) == ("boxes", "harness", "agent")

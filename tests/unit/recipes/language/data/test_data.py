@@ -255,7 +255,9 @@ def test_reasoning_gym_problems_use_disjoint_seeds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(problem_sources.importlib, "import_module", lambda _: Gym())
     seeds: list[tuple[int, int]] = []
     for seed in (0, 1):
-        config = LanguageDataConfig(type="reasoning_gym", task="chain_sum", train_size=5, val_size=3, seed=seed)
+        config = LanguageDataConfig(
+            type="reasoning_gym", options={"task": "chain_sum", "train_size": 5}, val_size=3, seed=seed
+        )
         for evaluation in (False, True):
             problems = load_problems(config, evaluation=evaluation)
             first = int(problems[0].answer)

@@ -182,7 +182,11 @@ def test_right_answers_of_reasoning_gym_are_scored_by_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(
         sys.modules, "reasoning_gym", cast("Any", SimpleNamespace(create_dataset=lambda *a, **k: Dataset()))
     )
-    overrides = ["data.type=reasoning_gym", "data.task=sums", "reward.reward_type=reasoning_gym", "data.train_size=5"]
+    overrides = [
+        "data.type=reasoning_gym",
+        "data.options={task: sums, train_size: 5}",
+        "reward.reward_type=reasoning_gym",
+    ]
     data = job_config(*overrides, sound=False).data
     seen: list[Item] = []
 
