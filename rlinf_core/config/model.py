@@ -12,7 +12,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, LiteralString, TypeAlias, TypeVar, Union, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    LiteralString,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+)
 
 from pydantic import (
     AfterValidator,
@@ -31,6 +43,9 @@ from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path
 from rlinf_core.scalars import StrictModel, problem
 from rlinf_core.suggest import near
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeAliasType
 
 T = TypeVar("T")
 WorldSizes: TypeAlias = Mapping[str, int | None]
@@ -251,7 +266,7 @@ def kind_of_section(
     if options is not None:
         is_asked = any(field.is_required() for field in options.model_fields.values())
         default: Any = Field(default_factory=dict[str, Any], validate_default=is_asked)
-        fields["options"] = (options_of(options), default)
+        fields["options"] = (Options[options], default)
     title = "".join(part.title() for part in (names[0] if names else "own").split("_"))
     created: Any = create_model(
         f"{title}{base.__name__}",
@@ -266,12 +281,19 @@ def kind_of_section(
     return made
 
 
-def options_of(model: type[BaseModel]) -> Any:
-    """Return the type of options that `model` validates: a dictionary of those that the file sets.
+Settings = TypeVar("Settings", bound=BaseModel)
+if TYPE_CHECKING:
+    Options = TypeAliasType("Options", dict[str, Any], type_params=(Settings,))
+else:
 
-    The owner of the options adds the defaults.
-    """
-    return Annotated[model, AfterValidator(_as_written), PlainSerializer(_unchanged)]
+    class Options:
+        """The type of options that a model validates, `Options[Model]`: a dictionary of those that the file sets.
+
+        The owner of the options adds the defaults.
+        """
+
+        def __class_getitem__(cls, model: type[BaseModel]) -> Any:
+            return Annotated[model, AfterValidator(_as_written), PlainSerializer(_unchanged)]
 
 
 def _as_written(options: BaseModel) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -36,7 +36,7 @@ from recipes.language.rules.job_rules import trials as reward_trials
 from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
-from rlinf_core.config.model import options_of
+from rlinf_core.config.model import Options
 from rlinf_core.config.sections.values import PositiveFloat, StepsOrNever
 from rlinf_core.job.recipe import Trial
 from rlinf_core.scalars import Text
@@ -141,12 +141,6 @@ def _without_format(agent: AgentWorkerConfig) -> str:
     return "an agent of Harbor has its own" if agent.tasks else "`run` is not tool_agent"
 
 
-if TYPE_CHECKING:
-    _ToolOptions: TypeAlias = dict[str, Any]
-else:
-    _ToolOptions = options_of(ToolOptions)
-
-
 class AgentWorkerConfig(ConfigModel):
     """The workers that run agents."""
 
@@ -200,7 +194,7 @@ class AgentWorkerConfig(ConfigModel):
     timeout: PositiveFloat = Field(default=300.0, description="Time limit of one agent run, in seconds.")
     max_turns: Count = Field(default=8, description="Maximum model turns in one run, over all its conversations.")
     max_concurrent: Count = Field(default=256, description="Concurrent runs per process.")
-    tool_options: _ToolOptions = Field(
+    tool_options: Options[ToolOptions] = Field(
         default_factory=dict[str, Any],
         description="Options of the tools (docs/reference/options.md). search: corpus_path, search_results; python:"
         " python_memory_mib.",

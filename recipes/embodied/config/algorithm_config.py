@@ -6,14 +6,14 @@ The keys of off-policy algorithms are beside their losses, in `off_policy`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
 from recipes.sections.algorithm import LOSSES, OTHER_LOSSES, AdvantageType, AlgorithmConfig
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, Fraction
-from rlinf_core.config.model import Variant, options_of
+from rlinf_core.config.model import Options, Variant
 from rlinf_core.config.sections.values import Level, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from rlinf_core.scalars import Bool, Text
 
@@ -102,11 +102,6 @@ _OPTIONS: Final = (
     "The keys of this advantage and this loss alone (docs/embodied.md), and parameters of a custom one; its pydantic"
     " model, if any, validates them."
 )
-if TYPE_CHECKING:
-    _Options: TypeAlias = dict[str, Any]
-    _ActorCriticOptions: TypeAlias = dict[str, Any]
-else:
-    _Options, _ActorCriticOptions = options_of(PolicyGradientOptions), options_of(ActorCriticOptions)
 
 
 class PolicyGradientConfig(LearningConfig, AlgorithmConfig):
@@ -116,7 +111,7 @@ class PolicyGradientConfig(LearningConfig, AlgorithmConfig):
     of_others: ClassVar[Mapping[str, str]] = dict.fromkeys(ActorCriticOptions.model_fields, "`loss_type: actor_critic`")
 
     loss_type: LossName = "actor_critic"
-    options: _Options = Field(default_factory=dict[str, Any], description=_OPTIONS)
+    options: Options[PolicyGradientOptions] = Field(default_factory=dict[str, Any], description=_OPTIONS)
     update_epoch: Count = 6
     normalize_rewards: Bool = Field(
         default=False,
@@ -166,7 +161,7 @@ class ActorCriticConfig(PolicyGradientConfig):
 
     loss_type: LossName = "actor_critic"
     adv_type: AdvantageType = "gae"
-    options: _ActorCriticOptions = Field(default_factory=dict[str, Any], description=_OPTIONS)
+    options: Options[ActorCriticOptions] = Field(default_factory=dict[str, Any], description=_OPTIONS)
 
     @classmethod
     def takes(cls, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from recipes.sections.algorithm import (
 )
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import Count, IgnoredKeys
-from rlinf_core.config.model import options_of
+from rlinf_core.config.model import Options
 from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt
 from rlinf_core.scalars import Bool, Text
 
@@ -24,11 +24,6 @@ VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
 DISTILLATION: Final = "distillation"
 KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae", DISTILLATION)
 LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor", "gmpo", "cispo", "sapo")
-
-if TYPE_CHECKING:
-    _Options: TypeAlias = dict[str, Any]
-else:
-    _Options = options_of(AlgorithmOptions)
 
 
 class LanguageAlgorithmConfig(AlgorithmConfig):
@@ -77,7 +72,7 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         " the distance from the policy that sampled the tokens; gmpo: geometric mean of clipped ratios; cispo: clipped"
         " ratios as weights; sapo: a soft gate in the place of the clip; or `package.module:name`.",
     )
-    options: _Options = Field(
+    options: Options[AlgorithmOptions] = Field(
         default_factory=dict[str, Any],
         description="Parameters of the advantage or the loss, by name (docs/reference/options.md): gamma, gae_lambda,"
         " clip_ratio_c, tau_pos, tis_cap and others; of a custom one those that its pydantic model, if any, validates.",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from recipes.sections.section_options import check_names, read_options, unread_options
 from recipes.sections.values import KnownOrOwn, TestFiles, WeightedFiles
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
-from rlinf_core.config.model import NoOptions, options_of
+from rlinf_core.config.model import NoOptions, Options
 from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from rlinf_core.scalars import Bool, Data, Float, Int, Text
 
@@ -59,10 +59,6 @@ class ProblemOptions(GymOptions, SumOptions, extra="allow"):
 
 
 PROBLEM_OPTIONS: Final[Mapping[str, type[ConfigModel]]] = {"reasoning_gym": GymOptions, "sums": SumOptions}
-if TYPE_CHECKING:
-    _ProblemOptions: TypeAlias = dict[str, Any]
-else:
-    _ProblemOptions = options_of(ProblemOptions)
 
 
 class LanguageDataConfig(ConfigModel):
@@ -139,7 +135,7 @@ class LanguageDataConfig(ConfigModel):
         " answers: low, high. Default: every problem is asked.",
     )
     shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
-    options: _ProblemOptions = Field(
+    options: Options[ProblemOptions] = Field(
         default_factory=dict[str, Any],
         description="What one source alone reads (docs/reference/options.md). reasoning_gym: task, train_size, and the"
         " settings of the task by the library's names; sums: digits, spaced.",
@@ -257,10 +253,6 @@ class RewardOptions(ProgramOptions, JudgeOptions):
 
 
 REWARD_OPTIONS: Final[Mapping[str, type[ConfigModel]]] = {"code": ProgramOptions, "judge": JudgeOptions}
-if TYPE_CHECKING:
-    _Options: TypeAlias = dict[str, Any]
-else:
-    _Options = options_of(RewardOptions)
 
 
 class LanguageRewardConfig(ConfigModel):
@@ -295,7 +287,7 @@ class LanguageRewardConfig(ConfigModel):
         " call of a function, which may load a judge, gets at least 60. Default: 5 for rules, 60 for a"
         " function. For `code`: processor time of one run of a program; one that exceeds it is wrong.",
     )
-    options: _Options = Field(
+    options: Options[RewardOptions] = Field(
         default_factory=dict[str, Any],
         description="What one `reward_type` alone reads (docs/reference/options.md). judge: template, verdict,"
         " max_new_tokens and others; code: program_memory_mib.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from recipes.sections.actor import RolloutConfig
 from recipes.sections.section_options import check_names, read_options, unread_options
 from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
-from rlinf_core.config.model import NoOptions, options_of
+from rlinf_core.config.model import NoOptions, Options
 from rlinf_core.config.sections.values import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -161,10 +161,6 @@ class EngineOptions(VllmOptions, ServerSettings, extra="allow"):
 
 
 ENGINE_OPTIONS: Final[Mapping[str, type[ConfigModel]]] = {"vllm": VllmOptions, "server": ServerSettings}
-if TYPE_CHECKING:
-    _Options: TypeAlias = dict[str, Any]
-else:
-    _Options = options_of(EngineOptions)
 
 
 class EngineSettings(ConfigModel):
@@ -182,7 +178,7 @@ class EngineSettings(ConfigModel):
     )
 
     backend: Literal["torch", "huggingface", "vllm", "server"] = "torch"
-    engine_options: _Options = Field(
+    engine_options: Options[EngineOptions] = Field(
         default_factory=dict[str, Any],
         description="Options of the engine (docs/reference/options.md). vllm: tensor_parallel_size,"
         " gpu_memory_utilization, and any arguments of `vllm.LLM`; server: url, token_env, weights_dir and others.",

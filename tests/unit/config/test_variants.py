@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity
-from rlinf_core.config.model import NoOptions, OneOf, Variant, one_of, options_of
+from rlinf_core.config.model import NoOptions, OneOf, Options, Variant, one_of
 from rlinf_core.config.reading import read
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
@@ -71,21 +71,21 @@ class Painted(Plain):
     form: ClassVar[str] = ""
 
     kind: str = "painted"
-    coat: options_of(Paint) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+    coat: Options[Paint] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
 
 
 class Glazed(Plain):
     form: ClassVar[str] = ""
 
     kind: str = "glazed"
-    coat: options_of(Glaze) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+    coat: Options[Glaze] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
 
 
 class Bare(Plain):
     form: ClassVar[str] = ""
 
     kind: str = "bare"
-    coat: options_of(NoOptions) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+    coat: Options[NoOptions] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
 
 
 class PaintedLid(Painted):
