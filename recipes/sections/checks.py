@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 from pydantic import BaseModel
 
@@ -25,7 +25,7 @@ from rlinf_core.config.sections.runner import (
 )
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Fact
-from rlinf_core.job.report import FindingPlace
+from rlinf_core.job.report import FindingPlace, is_given
 from rlinf_core.node.stacks import install_spy, py_spy
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
@@ -42,19 +42,6 @@ def blame(config: BaseModel, *paths: Path) -> FindingPlace:
     """Return the first of `paths` that the user wrote, or the last one if all are defaults; a finding there covers all
     of them."""
     return FindingPlace(next((path for path in paths if is_given(config, path)), paths[-1]), paths)
-
-
-def is_given(config: BaseModel, path: Path) -> bool:
-    """Return whether the value at `path` was written by the user, rather than taken from the defaults."""
-    value: object = config
-    for segment in path:
-        if isinstance(value, Mapping) and segment in value:
-            value = cast("Mapping[object, object]", value)[segment]
-        elif isinstance(value, BaseModel) and str(segment) in value.model_fields_set:
-            value = getattr(value, str(segment))
-        else:
-            return False
-    return True
 
 
 def place_entry(cluster: ClusterConfig, *components: str) -> str:
@@ -152,16 +139,11 @@ def _check_training(config: BaseModel, report: Report) -> None:
 
 def _check_half_precision(config: BaseModel, report: Report) -> None:
     """Report training in half precision: without loss scaling its gradients underflow."""
-    precisions = ("fsdp_config", "mixed_precision")
-    keys: tuple[Path, ...] = (
-        ("model", "precision"),
-        *((*precisions, name) for name in ("param_dtype", "reduce_dtype")),
-    )
-    for key in keys:
-        if _value(config, ("actor", *key)) == "fp16":
-            report(
-                ("actor", *key),
-                "conflicting-settings",
+    precisions = ("actor", "fsdp_config", "mixed_precision")
+    for key in (("actor", "model", "precision"), (*precisions, "param_dtype"), (*precisions, "reduce_dtype")):
+        if _value(config, key) == "fp16":
+            report.conflict(
+                ".".join(key),
                 f"training with `{key[-1]}: fp16` would lose gradients: those below 6e-8 underflow to 0, and the"
                 " loss is not scaled",
                 "write `bf16`, which has the range of fp32",
@@ -184,9 +166,8 @@ def check_group_names(config: BaseModel, sections: tuple[str, ...], report: Repo
         name: str = getattr(config, section).group_name
         earlier = first.setdefault(name, section)
         if earlier != section:
-            report(
-                blame(config, (section, "group_name"), (earlier, "group_name")),
-                "conflicting-settings",
+            report.conflict(
+                f"{section}.group_name {earlier}.group_name",
                 f"the groups of `{earlier}` and `{section}` are both called `{name}`",
                 "give every worker group its own name, by `group_name`",
             )
@@ -232,9 +213,8 @@ def _check_profiler(runner: RunnerConfig, cluster: ClusterConfig, report: Report
             )
     last = runner.last_step
     if last is not None and profiler.first_step > last:
-        report(
-            ("runner", "profiler", "first_step"),
-            "conflicting-settings",
+        report.conflict(
+            "runner.profiler.first_step",
             f"`first_step: {profiler.first_step}` is after the last step of the run, {last}: nothing would be profiled",
             f"write {last} or less",
         )

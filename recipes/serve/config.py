@@ -232,12 +232,7 @@ def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
     names = config.server.tenants
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        report(
-            ("server", "tenants"),
-            "conflicting-settings",
-            f"`{repeated[0]}` is listed twice",
-            "name every tenant once",
-        )
+        report.conflict("server.tenants", f"`{repeated[0]}` is listed twice", "name every tenant once")
     _check_full_weights(config, report)
     if config.rollout.backend == "vllm":
         _check_vllm(config, report)
@@ -250,40 +245,35 @@ def _check_full_weights(config: ServeConfig, report: Report) -> None:
     name = config.server.full_weights
     if name is not None and name not in config.server.tenants:
         names = ", ".join(config.server.tenants)
-        report(
-            ("server", "full_weights"),
-            "conflicting-settings",
+        report.conflict(
+            "server.full_weights",
             f"`{name}` is not one of the tenants: {names}",
             "write the name of one of them, or add it to `server.tenants`",
-            about=[("server", "tenants")],
+            about="server.tenants",
         )
 
 
 def _check_vllm(config: ServeConfig, report: Report) -> None:
     """Report settings that vLLM does not support."""
-    at: KeyPath = ("rollout", "backend")
     check_backend(config, "rollout", "vllm", report)
     if config.server.full_weights is not None:
-        report(
-            ("server", "full_weights"),
-            "conflicting-settings",
+        report.conflict(
+            "server.full_weights",
             "vLLM samples from adapters of one model, and not from models whose weights are all their own",
             "write `rollout.backend: torch`, or leave `server.full_weights` out",
-            about=[at],
+            about="rollout.backend",
         )
     if config.server.max_rank > LARGEST_RANK:
-        report(
-            ("server", "max_rank"),
-            "conflicting-settings",
+        report.conflict(
+            "server.max_rank",
             f"vLLM takes adapters of a rank up to {LARGEST_RANK}",
             f"write `server.max_rank: {LARGEST_RANK}` or less, or `rollout.backend: torch`",
-            about=[at],
+            about="rollout.backend",
         )
     for key in config.rollout.engine_options:
         if key in (*RESERVED_OPTIONS["vllm"], *RECIPE_OPTIONS):
-            report(
-                ("rollout", "engine_options", key),
-                "conflicting-settings",
+            report.conflict(
+                f"rollout.engine_options.{key}",
                 f"the recipe sets `{key}` of vllm",
                 "remove it; use `actor.model.precision`, `tensor_parallel_size` and `server.max_rank`",
             )

@@ -21,7 +21,6 @@ from recipes.language.templates.chat_template import WITHOUT_TEMPLATE
 from recipes.sections.checks import (
     Report,
     WorldSizes,
-    blame,
     check_sections,
 )
 from recipes.sections.imports import runs_in_this_interpreter
@@ -59,24 +58,17 @@ def _check_source(config: ChatConfig, report: Report) -> None:
             "write `data.train_data_paths: FILE`, of JSONL or Parquet; or `type: sums` for generated conversations",
         )
     if data.source == "sums" and (data.train_data_paths or data.val_data_paths):
-        report(
-            blame(config, _TRAIN, _VAL),
-            "conflicting-settings",
+        report.conflict(
+            "data.train_data_paths data.val_data_paths",
             "the conversations are generated sums, but files are set too",
             "write `data.type: chat`, or remove the files",
-            about=[("data", "type")],
+            about="data.type",
         )
     if config.runner.only_eval and not data.evaluates:
-        report(
-            ("runner", "only_eval"),
-            "conflicting-settings",
-            "there is nothing to evaluate on",
-            "write `data.val_data_paths: FILE`",
-        )
+        report.conflict("runner.only_eval", "there is nothing to evaluate on", "write `data.val_data_paths: FILE`")
     if data.source == "chat" and config.actor.model.model_path is None:
-        report(
-            blame(config, _TRAIN, MODEL),
-            "conflicting-settings",
+        report.conflict(
+            "data.train_data_paths actor.model.model_path",
             "there is no `model_path`, and a model built from scratch reads only digits and signs",
             "give `actor.model.model_path`, unless the conversations are of sums",
             severity=Severity.WARNING,

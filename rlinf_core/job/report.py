@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple, cast
+
+from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig, has_robots
@@ -68,6 +70,23 @@ class Report:
         places = tuple((self._find(other)[1], words) for other, words in related)
         self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help, places))
 
+    def conflict(
+        self, at: str, message: str, help: str | None = None, *, about: str = "", severity: Severity = Severity.ERROR
+    ) -> None:
+        """Report settings that contradict each other: `conflicting-settings`.
+
+        Args:
+            at: the keys, with dots, and blanks between several: the first that the file sets is underlined, or the last
+                if it sets none.
+            message, help: the mistake and the remedy.
+            about: further keys whose values the finding depends on, written likewise.
+            severity: its severity.
+        """
+        paths = _paths(at)
+        where = next((path for path in paths if is_given(self._view.model, path)), paths[-1])
+        place = FindingPlace(where, paths)
+        self(place, "conflicting-settings", message, help, about=_paths(about), severity=severity)
+
     def _lost(self, path: Path) -> bool:
         """Return whether the value at `path` or a parent was invalid or written under a misspelt name."""
         whole, wrong = self._view.original(path), self._view.pruned | self._view.misspelt
@@ -78,6 +97,24 @@ class Report:
         tree = self._view.tree
         is_component = path[:-1] == COMPONENT_PLACEMENT and key_span(tree, path) is not None
         return path, naming(tree, path) if is_component else place(tree, path)
+
+
+def _paths(keys: str) -> tuple[Path, ...]:
+    """Return the paths of keys that are written with dots, and blanks between them."""
+    return tuple(tuple(int(name) if name.isdecimal() else name for name in key.split(".")) for key in keys.split())
+
+
+def is_given(config: object, path: Path) -> bool:
+    """Return whether the value at `path` was written by the user, rather than taken from the defaults."""
+    value = config
+    for segment in path:
+        if isinstance(value, Mapping) and segment in value:
+            value = cast("Mapping[object, object]", value)[segment]
+        elif isinstance(value, BaseModel) and str(segment) in value.model_fields_set:
+            value = getattr(value, str(segment))
+        else:
+            return False
+    return True
 
 
 def check_elastic(recipe: str, able: tuple[str, ...], config: Any, report: Report) -> None:

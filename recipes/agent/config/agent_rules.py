@@ -10,7 +10,7 @@ from recipes.agent.config.tool_config import HarborOptions
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.rules.job_rules import check_job, check_lengths
 from recipes.language.rules.problem_rules import check_rewards
-from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.sections.checks import Report, WorldSizes
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
@@ -37,7 +37,7 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             check_import(config, ("agent", "tools", number), tool, "agent", report, is_function=True)
         if name in names[:number]:
             message = f"two tools are named `{name}`"
-            report(("agent", "tools", number), "conflicting-settings", message, "rename or remove one of them")
+            report.conflict(f"agent.tools.{number}", message, "rename or remove one of them")
     _check_environment(config, report)
     if "python" in agent.tools and shutil.which("bwrap") is None and runs_in_this_interpreter(config, "agent"):
         report(
@@ -63,9 +63,8 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
 def _check_environment(config: AgentConfig, report: Report) -> None:
     environment, plays = config.agent.environment, config.agent.run == "env_agent"
     if plays != (config.data.source == EPISODES) and (plays or ":" not in config.agent.run):
-        report(
-            blame(config, ("data", "type"), ("agent", "run")),
-            "conflicting-settings",
+        report.conflict(
+            "data.type agent.run",
             f"`agent.run: {config.agent.run}` does not match tasks of {config.data.source}: environments and episode"
             " seeds go together",
             "write both `agent.run: env_agent` and `data.type: episodes`",
@@ -106,9 +105,8 @@ def _check_tasks(config: AgentConfig, environment: HarborOptions, report: Report
     memory = environment.box_memory_mib
     large = max((task for task, _ in tasks), key=lambda task: task.memory_mib)
     if memory is not None and large.memory_mib > memory:
-        report(
-            (*above, "box_memory_mib"),
-            "conflicting-settings",
+        report.conflict(
+            "agent.environment.options.box_memory_mib",
             f"the task `{large.name}` needs {large.memory_mib} MiB, and all boxes of a node may have {memory} MiB",
             f"raise it to {large.memory_mib} at least, or lower `memory_mb` in the task's task.toml",
         )
@@ -126,9 +124,8 @@ def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
 def _check_search(config: AgentConfig, report: Report) -> None:
     at, corpus = ("agent", "tool_options", "corpus_path"), config.agent.settings.corpus_path
     if corpus is None and config.data.source != "lookups":
-        report(
-            blame(config, at, ("agent", "tools"), ("data", "type")),
-            "conflicting-settings",
+        report.conflict(
+            "agent.tool_options.corpus_path agent.tools data.type",
             f"`search` needs documents, and tasks of {config.data.source} provide none",
             "write `agent.tool_options: {corpus_path: FILE}`, a text file with one document per line",
         )

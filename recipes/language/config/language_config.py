@@ -334,11 +334,8 @@ def check_minibatches(config: LanguageConfig, report: Report) -> None:
     arithmetic = f"rollout_batch_size {config.data.rollout_batch_size} x group_size {config.algorithm.group_size}"
     prompts, steps = config.data.rollout_batch_size, config.minibatches
     if steps > prompts:
-        report(
-            blame(
-                config, ("algorithm", "n_minibatches"), ("actor", "global_batch_size"), ("data", "rollout_batch_size")
-            ),
-            "conflicting-settings",
+        report.conflict(
+            "algorithm.n_minibatches actor.global_batch_size data.rollout_batch_size",
             f"{steps} optimizer steps cannot split the answers to {prompts} prompts: each takes whole groups",
             f"use at most {prompts} optimizer steps: `actor.global_batch_size` is at least `group_size`"
             f" {config.algorithm.group_size}",
@@ -354,9 +351,8 @@ def check_minibatches(config: LanguageConfig, report: Report) -> None:
             f"nearest valid `actor.global_batch_size`: {near_divisors(answers, size)}",
         )
     elif config.algorithm.n_minibatches not in (None, answers // size):
-        report(
-            ("algorithm", "n_minibatches"),
-            "conflicting-settings",
+        report.conflict(
+            "algorithm.n_minibatches",
             f"`n_minibatches` is {config.algorithm.n_minibatches}, but {arithmetic} = {answers} answers /"
             f" `actor.global_batch_size` {size} = {answers // size}",
             "remove one of the two",

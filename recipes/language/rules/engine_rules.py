@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.rollout_config import BACKENDS, RESERVED_OPTIONS
-from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.sections.checks import Report, WorldSizes
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core import JobConfig
@@ -22,36 +22,32 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
     backend = BACKENDS[rollout.backend]
     check_backend(config, "rollout", rollout.backend, report)
     if config.runner.max_staleness and config.runner.partial_rollout and not backend.keeps_partial:
-        report(
-            blame(config, ("runner", "partial_rollout"), ("rollout", "backend"), ("runner", "max_staleness")),
-            "conflicting-settings",
+        report.conflict(
+            "runner.partial_rollout rollout.backend runner.max_staleness",
             f"engine `{backend.name}` cannot continue unfinished answers under new weights",
             "write `runner.partial_rollout: false`, which finishes them under the old weights first",
         )
     if rollout.enable_offload and config.runner.max_staleness:
-        report(
-            ("rollout", "enable_offload"),
-            "conflicting-settings",
+        report.conflict(
+            "rollout.enable_offload",
             "with `runner.max_staleness` the engine runs all the time, and cannot release its memory while the actor"
             " trains",
             "write `enable_offload: false`, or `runner.max_staleness: 0`",
-            about=[("runner", "max_staleness")],
+            about="runner.max_staleness",
         )
     answer, longest = config.longest_answer, config.runner.seq_length
     needed = min(answer + 1, longest)
     if 0 < rollout.max_running_tokens < needed:
-        report(
-            blame(config, ("rollout", "max_running_tokens"), ("rollout", "sampling_params", "max_new_tokens")),
-            "conflicting-settings",
+        report.conflict(
+            "rollout.max_running_tokens rollout.sampling_params.max_new_tokens",
             f"an answer with its prompt may have {needed} tokens, but `max_running_tokens` is"
             f" {rollout.max_running_tokens}",
             f"write at least `max_running_tokens: {min(config.data.max_prompt_length + answer, longest)}`, or 0",
         )
     for key in rollout.engine_options:
         if key in RESERVED_OPTIONS.get(backend.name, ()):
-            report(
-                ("rollout", "engine_options", key),
-                "conflicting-settings",
+            report.conflict(
+                f"rollout.engine_options.{key}",
                 f"the recipe sets `{key}` of {backend.name}",
                 "remove it; use `actor.model.precision` and `tensor_parallel_size`",
             )
@@ -81,14 +77,12 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
     if not config.runner.max_staleness or not {"actor", "rollout"} <= set(placed):
         return
     if share_accelerators(config, "actor", "rollout"):
-        at = ("cluster", "component_placement", "rollout")
-        report(
-            blame(config, at, ("runner", "max_staleness")),
-            "conflicting-settings",
+        report.conflict(
+            "cluster.component_placement.rollout runner.max_staleness",
             "with `runner.max_staleness`, actor and rollout run at the same time; here they share accelerators, which"
             " must hold both and speed up neither",
             "give `rollout` its own accelerators, or write `runner.max_staleness: 0` to take turns",
-            about=[("runner", "max_staleness")],
+            about="runner.max_staleness",
             severity=Severity.WARNING,
         )
 
@@ -106,26 +100,23 @@ def _check_logprobs(config: LanguageConfig, report: Report) -> None:
         )
         if is_set
     ]
-    at = ("rollout", "sampling_params")
+    at = "rollout.sampling_params"
     if backend.name == "vllm" and params.temperature not in (0, 1) and cut:
-        report(
-            blame(config, (*at, cut[0]), (*at, "temperature")),
-            "conflicting-settings",
+        report.conflict(
+            f"{at}.{cut[0]} {at}.temperature",
             f"vLLM returns log-probabilities before or after both `temperature` and `{cut[0]}`; training needs those"
             " between the two",
             f"write `temperature: 1`, or remove `{cut[0]}`",
         )
     elif backend.name == "server" and rollout.server.logprobs == "processed" and cut:
-        report(
-            blame(config, (*at, cut[0]), ("rollout", "engine_options", "logprobs")),
-            "conflicting-settings",
+        report.conflict(
+            f"{at}.{cut[0]} rollout.engine_options.logprobs",
             f"`logprobs: processed` are taken after `{cut[0]}`; training needs those before it",
             f"remove `{cut[0]}`",
         )
     elif backend.name == "server" and rollout.server.logprobs == "raw" and params.temperature not in (0, 1):
-        report(
-            blame(config, (*at, "temperature"), ("rollout", "engine_options", "logprobs")),
-            "conflicting-settings",
+        report.conflict(
+            f"{at}.temperature rollout.engine_options.logprobs",
             "`logprobs: raw` are taken before `temperature`; training needs those after it",
             "write `temperature: 1`, or start the server with processed log-probabilities and set `logprobs:"
             " processed`",
@@ -133,42 +124,37 @@ def _check_logprobs(config: LanguageConfig, report: Report) -> None:
 
 
 def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
-    server, at = config.rollout.server, ("rollout", "engine_options")
+    server, at = config.rollout.server, "rollout.engine_options"
     if server.url is None:
-        report(
-            blame(config, (*at, "url"), ("rollout", "backend")),
-            "conflicting-settings",
+        report.conflict(
+            f"{at}.url rollout.backend",
             "`backend: server` needs the server's address",
             "write `rollout.engine_options.url: http://127.0.0.1:8000`",
         )
     elif server.token_env and not _is_private(server.url):
-        report(
-            (*at, "url"),
-            "conflicting-settings",
+        report.conflict(
+            f"{at}.url",
             "a token is not sent over plain http to another machine, where anyone on the network could read it",
             "write `https://`, or remove `token_env`",
-            about=[(*at, "token_env")],
+            about=f"{at}.token_env",
         )
     if server.weights_dir is None and not config.runner.only_eval:
-        report(
-            blame(config, (*at, "weights_dir"), ("rollout", "backend")),
-            "conflicting-settings",
+        report.conflict(
+            f"{at}.weights_dir rollout.backend",
             "training sends the engine new weights in every step, but a plain server takes none",
             "write `rollout.engine_options.weights_dir: FOLDER`, a folder that a vLLM server also reads, or"
             " `runner.only_eval: true`",
         )
     if server.weights_dir is not None and workers > 1:
-        report(
-            ("cluster", "component_placement", "rollout"),
-            "conflicting-settings",
+        report.conflict(
+            "cluster.component_placement.rollout",
             f"{workers} rollout workers would send one server new weights while the others use it",
             "place `rollout: 0`; `rollout.engine_options.max_concurrent` sets the concurrency of one worker",
-            about=[(*at, "weights_dir")],
+            about=f"{at}.weights_dir",
         )
     if config.actor.model.model_path is None:
-        report(
-            blame(config, ("actor", "model", "model_path"), ("rollout", "backend")),
-            "conflicting-settings",
+        report.conflict(
+            "actor.model.model_path rollout.backend",
             "a server has its own model, but this one is built from scratch",
             "write `actor.model.model_path: FOLDER`, the model that the server serves",
         )

@@ -18,7 +18,6 @@ from recipes.language.rules.problem_rules import check_data
 from recipes.sections.checks import (
     Report,
     WorldSizes,
-    blame,
     check_sections,
 )
 from rlinf_core.config.sections.hub_names import on_any_machine
@@ -133,14 +132,8 @@ def check_lengths(config: LanguageConfig, report: Report, bound: str, further: s
     prompt, answer = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
     if prompt + answer <= config.runner.seq_length:
         return
-    report(
-        blame(
-            config,
-            ("runner", "seq_length"),
-            ("rollout", "sampling_params", "max_new_tokens"),
-            ("data", "max_prompt_length"),
-        ),
-        "conflicting-settings",
+    report.conflict(
+        "runner.seq_length rollout.sampling_params.max_new_tokens data.max_prompt_length",
         f"max_prompt_length {prompt} + max_new_tokens {answer} = {prompt + answer} tokens exceed {bound}"
         f" {config.runner.seq_length}",
         f"raise `runner.seq_length` to {prompt + answer}{further}",

@@ -9,7 +9,7 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.problem_config import VERDICTS
 from recipes.language.rules.engine_rules import check_backend
 from recipes.language.rules.model_rules import faults_of_folder, faults_of_tokenizer, lacks_folder
-from recipes.sections.checks import Report, blame
+from recipes.sections.checks import Report
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.sections.shared_accelerators import share_accelerators
@@ -35,9 +35,8 @@ def _check_question(config: LanguageConfig, report: Report) -> None:
     """Report a template, verdict or lengths with which the judge cannot work."""
     asked = config.reward.judging
     if asked.template is not None and "{text}" not in asked.template:
-        report(
-            (*_OPTIONS, "template"),
-            "conflicting-settings",
+        report.conflict(
+            "reward.options.template",
             "`reward.options.template` has no `{text}`, the place of the answer",
             "write `{text}` where the answer is to stand, and `{prompt}` and `{answer}` for question and right answer",
         )
@@ -46,25 +45,22 @@ def _check_question(config: LanguageConfig, report: Report) -> None:
     except ValueError as error:
         report((*_OPTIONS, "temperature"), "bad-value", str(error))
     if asked.template is None and asked.verdict not in VERDICTS:
-        report(
-            blame(config, (*_OPTIONS, "template"), (*_OPTIONS, "verdict")),
-            "conflicting-settings",
+        report.conflict(
+            "reward.options.template reward.options.verdict",
             f"`reward.options.verdict: {asked.verdict}` reads replies to a question that only you know",
             "write `reward.options.template`, with `{prompt}`, `{text}` and `{answer}`",
         )
     if ":" in asked.verdict:
         check_import(config, (*_OPTIONS, "verdict"), asked.verdict, "judge", report)
     if asked.max_new_tokens >= asked.seq_length:
-        report(
-            blame(config, (*_OPTIONS, "max_new_tokens"), (*_OPTIONS, "seq_length")),
-            "conflicting-settings",
+        report.conflict(
+            "reward.options.max_new_tokens reward.options.seq_length",
             f"a reply of {asked.max_new_tokens} tokens leaves no room for a question: `seq_length: {asked.seq_length}`",
             f"raise `reward.options.seq_length`, or write `max_new_tokens: {max(1, asked.seq_length // 4)}`",
         )
     if asked.system_prompt and not asked.apply_chat_template:
-        report(
-            (*_OPTIONS, "system_prompt"),
-            "conflicting-settings",
+        report.conflict(
+            "reward.options.system_prompt",
             "`reward.options.system_prompt` needs a chat template",
             "write `reward.options.apply_chat_template: true`, or put the text into `reward.options.template`",
         )
@@ -74,9 +70,8 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
     """Report a folder that does not exist or cannot be used, and an engine whose package is missing."""
     judge = config.judge
     if judge.model_path is None:
-        report(
-            blame(config, _MODEL, _REWARD),
-            "conflicting-settings",
+        report.conflict(
+            "judge.model_path reward.reward_type",
             "`reward_type: judge` needs a model that judges: there is no `judge.model_path`",
             "write `judge.model_path: FOLDER`, or `ORG/NAME` of the HuggingFace Hub",
         )
@@ -101,9 +96,8 @@ def _check_room(config: LanguageConfig, report: Report) -> None:
     judge, rollout = config.judge.vllm.gpu_memory_utilization, config.rollout.vllm.gpu_memory_utilization
     reserve = config.judge.backend == config.rollout.backend == "vllm"
     if reserve and judge + rollout > 1 and share_accelerators(config, "judge", "rollout"):
-        report(
-            blame(config, ("judge", *_SHARE), ("rollout", *_SHARE)),
-            "conflicting-settings",
+        report.conflict(
+            "judge.engine_options.gpu_memory_utilization rollout.engine_options.gpu_memory_utilization",
             f"judge and rollout share accelerators, and reserve {judge:g} and {rollout:g} of their memory: both answer"
             " at the same time",
             "lower `engine_options.gpu_memory_utilization` of `judge` and `rollout` to at most 1 together, or place"

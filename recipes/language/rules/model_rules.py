@@ -83,25 +83,22 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     for fault in faults_of_sampling(config):
         report(fault.path, "conflicting-settings", fault.message, fault.help, about=[MODEL])
     if folder is None and config.data.apply_chat_template:
-        report(
-            _TEMPLATE,
-            "conflicting-settings",
+        report.conflict(
+            "data.apply_chat_template",
             "the tokenizer of a model built from scratch has no chat template",
             "write `apply_chat_template: false`, or give `actor.model.model_path`",
-            about=[MODEL],
+            about="actor.model.model_path",
         )
     if folder is None and config.actor.model.adapter() is not None:
-        report(
-            ("actor", "model", "lora"),
-            "conflicting-settings",
+        report.conflict(
+            "actor.model.lora",
             "there is no `model_path`: adapters of a model built from scratch sit on random weights, which are frozen",
             "give `actor.model.model_path`, or remove `lora`",
             severity=Severity.WARNING,
         )
     if folder is None and config.data.type == "reasoning_gym":
-        report(
-            blame(config, ("data", "type"), MODEL),
-            "conflicting-settings",
+        report.conflict(
+            "data.type actor.model.model_path",
             "there is no `model_path`, and a model built from scratch reads only digits and signs",
             "give `actor.model.model_path`, unless the problems are sums",
             severity=Severity.WARNING,

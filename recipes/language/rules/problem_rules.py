@@ -9,7 +9,7 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
-from recipes.sections.checks import Report, blame
+from recipes.sections.checks import Report
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
@@ -34,55 +34,44 @@ def check_data(config: LanguageConfig, report: Report) -> None:
 def _check_source(config: LanguageConfig, report: Report) -> None:
     data = config.data
     if data.type == "reasoning_gym" and not data.settings.task:
-        report(
-            blame(config, ("data", "options", "task"), ("data", "type")),
-            "conflicting-settings",
+        report.conflict(
+            "data.options.task data.type",
             "`data.type: reasoning_gym` needs a task",
             "write `data.options: {task: chain_sum}`, or another name of that library",
         )
     evaluates = config.runner.only_eval and bool(data.val_data_paths)
     if data.type in ("jsonl", "parquet") and not data.train_data_paths and not evaluates:
-        report(
-            ("data", "type"),
-            "conflicting-settings",
-            f"`data.type: {data.type}` needs files",
-            "write `data.train_data_paths: FILE`",
-        )
+        report.conflict("data.type", f"`data.type: {data.type}` needs files", "write `data.train_data_paths: FILE`")
     if data.type not in (None, "jsonl", "parquet") and (data.train_data_paths or data.val_data_paths):
-        report(
-            blame(config, ("data", "train_data_paths"), ("data", "val_data_paths")),
-            "conflicting-settings",
+        report.conflict(
+            "data.train_data_paths data.val_data_paths",
             f"`data.type: {data.type}` generates its problems, but files are set too",
             "write `data.type: jsonl`, or remove the files",
-            about=[("data", "type")],
+            about="data.type",
         )
     if data.val_data_paths and not data.train_data_paths and not evaluates:
-        report(
-            ("data", "val_data_paths"),
-            "conflicting-settings",
+        report.conflict(
+            "data.val_data_paths",
             "there are evaluation files, but no training files",
             "write `data.train_data_paths: FILE`, or `runner.only_eval: true`",
-            about=[("data", "train_data_paths")],
+            about="data.train_data_paths",
         )
     if len(data.train_data_paths) == 1 and data.train_weights[0] is not None:
-        report(
-            ("data", "train_data_paths"),
-            "conflicting-settings",
+        report.conflict(
+            "data.train_data_paths",
             "`weight` is a file's share among several, and there is one",
             "write the path alone, or add other files",
         )
     if data.curriculum is not None and data.curriculum.low >= data.curriculum.high:
-        report(
-            blame(config, ("data", "curriculum", "low"), ("data", "curriculum", "high")),
-            "conflicting-settings",
+        report.conflict(
+            "data.curriculum.low data.curriculum.high",
             f"`low: {data.curriculum.low:g}` is not below `high: {data.curriculum.high:g}`: every problem that was"
             " asked would be passed over",
             "write `low: 0.05` and `high: 0.95`",
         )
     if data.system_prompt and not data.apply_chat_template:
-        report(
-            ("data", "system_prompt"),
-            "conflicting-settings",
+        report.conflict(
+            "data.system_prompt",
             "`system_prompt` needs a chat template",
             "write `data.apply_chat_template: true`, or put the text into `few_shot`",
         )
@@ -92,9 +81,8 @@ def check_rewards(config: LanguageConfig, report: Report) -> None:
     """Report rewards of a rule that do not prefer correct answers."""
     right, wrong = config.reward.correct_reward, config.reward.incorrect_reward
     if ":" not in config.reward.reward_type and right <= wrong:
-        report(
-            blame(config, ("reward", "correct_reward"), ("reward", "incorrect_reward")),
-            "conflicting-settings",
+        report.conflict(
+            "reward.correct_reward reward.incorrect_reward",
             f"`correct_reward: {right:g}` is not above `incorrect_reward: {wrong:g}`: correct answers would not be"
             " learned",
             "write `correct_reward: 1` and `incorrect_reward: 0`",
@@ -104,18 +92,16 @@ def check_rewards(config: LanguageConfig, report: Report) -> None:
 def _check_reward(config: LanguageConfig, report: Report) -> None:
     kind, longest = config.reward.reward_type, config.longest_answer
     if config.reward.overlong_margin > longest:
-        report(
-            ("reward", "soft_overlong"),
-            "conflicting-settings",
+        report.conflict(
+            "reward.soft_overlong",
             f"`soft_overlong: {config.reward.overlong_margin}` exceeds `max_new_tokens` {longest}: every answer, even"
             " of one token, would get a penalty",
             f"write `soft_overlong: {max(1, longest // 4)}`",
-            about=[("rollout", "sampling_params", "max_new_tokens")],
+            about="rollout.sampling_params.max_new_tokens",
         )
     if kind == "reasoning_gym" and config.data.type != "reasoning_gym":
-        report(
-            _REWARD,
-            "conflicting-settings",
+        report.conflict(
+            "reward.reward_type",
             "`reward_type: reasoning_gym` scores problems of that library, but `data.type` is another source",
             "write `reward_type: number`",
         )
@@ -142,7 +128,7 @@ def _check_signature(kind: str, report: Report) -> None:
     try:
         detect_convention(signature, kind)
     except ConfigError as error:
-        report(_REWARD, "conflicting-settings", f"{error.message}: {error.why}", error.help)
+        report.conflict("reward.reward_type", f"{error.message}: {error.why}", error.help)
 
 
 def _check_package(at: Path, module: str | None, report: Report) -> None:
@@ -166,9 +152,8 @@ def _check_symbols(config: LanguageConfig, key: str, path: str, problems: FilePr
             text = text.replace(word, "")
         unread = next((character for character in text if character not in actor.built_symbols), None)
         if unread is not None:
-            report(
-                ("data", key),
-                "conflicting-settings",
+            report.conflict(
+                f"data.{key}",
                 f"there is no `model_path`, and a model built from scratch reads only `{actor.built_symbols}`: problem"
                 f" {number + 1} of `{path}` has {unread!r}",
                 "give `actor.model.model_path`",
@@ -196,12 +181,11 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                 report(("data", key), "unusable-path", f"{error.message}{why}", error.help)
                 continue
             if not data.apply_chat_template and any(problems[number].messages for number in range(len(problems))):
-                report(
-                    ("data", "apply_chat_template"),
-                    "conflicting-settings",
+                report.conflict(
+                    "data.apply_chat_template",
                     f"the prompts of `{path}` are messages of a chat, and `apply_chat_template` is off",
                     "write `data.apply_chat_template: true`, or give texts as prompts",
-                    about=[("data", key)],
+                    about=f"data.{key}",
                 )
             _check_symbols(config, key, path, problems, report)
             _check_columns(config, key, path, problems, report)
@@ -215,10 +199,9 @@ def _check_columns(config: LanguageConfig, key: str, path: str, problems: FilePr
         return
     missing = missing_columns(signature, [problems[number].row for number in range(len(problems))])
     if missing:
-        report(
-            _REWARD,
-            "conflicting-settings",
+        report.conflict(
+            "reward.reward_type",
             f"the reward function `{kind}` requires the column `{missing[0]}`, and no row of `{path}` has it",
             "give the argument a default, or add the column to the data",
-            about=[("data", key)],
+            about=f"data.{key}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,9 @@ from rlinf_cli.codes import all_codes
 from rlinf_cli.job.field_docs import fields_below
 from rlinf_cli.job.findings import to_github, to_json
 from rlinf_cli.job.job_file import load_with_lint
+from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
-from rlinf_core.config.tree import Composed, Path
+from rlinf_core.config.tree import Composed, Path, to_data
 from rlinf_core.config.validating.model_fields import alternatives, model_of
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.job.find_recipe import find_recipe
@@ -290,6 +292,37 @@ def test_what_a_finding_is_about_decides(
     words = "`b` and `other` are named here"
     Report(view, diagnostics)(at, "toy-rule", words, about=about, severity=Severity.WARNING)
     assert bool(len(diagnostics)) is expected
+
+
+class Pair(ConfigModel):
+    """Two keys that may contradict each other."""
+
+    a: int = 0
+    b: int = 0
+
+
+class Whole(ConfigModel):
+    """A file with them."""
+
+    section: Pair = Pair()
+    pairs: tuple[Pair, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("written", "at", "underlined"),
+    [
+        ("section: {a: 1, b: 2}", "section.a section.b", "1"),
+        ("section: {b: 2}", "section.a section.b", "2"),
+        ("section: {}", "section.a section.b", "section"),
+        ("pairs: [{a: 3}, {a: 4}]", "pairs.0.b pairs.1.a", "4"),
+    ],
+)
+def test_a_conflict_blames_the_key_that_is_written(written: str, at: str, underlined: str) -> None:
+    diagnostics, tree = Diagnostics(), tree_of(f"{written}\n")
+    view: Validated[Any] = Validated(Whole.model_validate(to_data(tree)), tree, frozenset(), {}, Composed(tree))
+    Report(view, diagnostics).conflict(at, "these two contradict each other")
+    (finding,) = diagnostics
+    assert (finding.code, finding.span.text) == ("conflicting-settings", underlined)
 
 
 EMBODIED = (

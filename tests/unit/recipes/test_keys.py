@@ -21,6 +21,7 @@ from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.config.validating.model_fields import alternatives, sections, written_fields
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.recipe import Recipe
+from rlinf_core.job.report import is_given
 
 SAC: Final = ("algorithm.loss_type=sac", "actor.model.model_type=squashed_policy")
 DSRL: Final = (
@@ -212,12 +213,18 @@ def with_value(model: Any, path: KeyPath, value: Any) -> Any:
 class Recorder:
     """Stands in for a report; keeps the places of refusals."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any) -> None:
+        self.config = config
         self.places: set[KeyPath] = set()
 
     def __call__(self, at: Any, code: str, *_: Any, severity: Severity = Severity.ERROR, **__: Any) -> None:
         if code in REFUSALS and severity is Severity.ERROR:
             self.places.add(getattr(at, "path", at))
+
+    def conflict(self, at: str, *_: Any, severity: Severity = Severity.ERROR, **__: Any) -> None:
+        paths = [tuple(key.split(".")) for key in at.split()]
+        place = next((path for path in paths if is_given(self.config, path)), paths[-1])
+        self(place, "conflicting-settings", severity=severity)
 
 
 def covers(rule_keys: tuple[str, ...], path: KeyPath) -> bool:
@@ -238,13 +245,13 @@ def is_refused(recipe: Recipe, context: Context, key: Key, value: Any) -> bool:
     """Return whether a value of a key is refused, or changes nothing, in a file."""
     check = recipe.load(recipe.check)
     assert check is not None
-    recorder = Recorder()
     try:
         config = with_value(context.config, key.path, value)
     except ValidationError:
         return True  # no value of this key: others are tried
     if config is None or has_no_effect(config, key.path, context.world_sizes):
         return True
+    recorder = Recorder(config)
     check(config, context.world_sizes, recorder)
     return any(key.path[: len(place)] == place for place in recorder.places)
 

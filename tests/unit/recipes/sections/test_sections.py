@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from recipes.agent.config.tool_config import HarborOptions, VerifiersOptions
 from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig
 from recipes.embodied.config.algorithm_config import ActorCriticConfig, PolicyGradientOptions
 from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
@@ -17,7 +18,7 @@ from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.config.algorithm_options import AlgorithmOptions
-from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
+from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig, ProblemOptions
 from recipes.language.config.rollout_config import EngineOptions
 from recipes.math.config import MathConfig
 from recipes.sections.algorithm import AlgorithmConfig
@@ -76,11 +77,18 @@ def test_every_key_says_what_it_means(recipe: type[BaseModel]) -> None:
     assert silent == []
 
 
+# Beside these options may stand those of a loss of the user's own, of vLLM, a task or an agent; their section refuses
+# others.
+WITH_OTHERS = (
+    *(PolicyGradientOptions, AlgorithmOptions, EngineOptions),
+    *(ProblemOptions, VerifiersOptions, HarborOptions),
+)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_section_refuses_unknown_keys_and_never_changes(recipe: type[BaseModel]) -> None:
     for _, model in models_below(recipe):
-        # Beside these options may stand those of a loss of the user's own, or of vLLM; their section refuses others.
-        extra = "allow" if issubclass(model, PolicyGradientOptions | AlgorithmOptions | EngineOptions) else "forbid"
+        extra = "allow" if issubclass(model, WITH_OTHERS) else "forbid"
         assert (model.model_config.get("extra"), model.model_config.get("frozen")) == (extra, True)
 
 
