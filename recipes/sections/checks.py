@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from pydantic import BaseModel
 
 from recipes.sections.model_folders import CONVERT, is_earlier
-from rlinf_core import JobConfig, Report, RLinfError, RunnerConfig
+from rlinf_core import ConfigError, JobConfig, Report, RLinfError, RunnerConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import (
@@ -249,6 +249,17 @@ def _check_folders(runner: RunnerConfig, recipe: str, report: Report, facts: Map
     elif resume not in (None, RESUME_NEWEST):
         _check_checkpoint(resume, runner.logger.log_path, recipe, report, facts)
     check_log_path(runner, report)
+
+
+def report_absent(at: Path, path: str, report: Report) -> None:
+    """Warn of a path that does not exist here, as the configuration may be for another machine."""
+    message = f"`{at[-1]}` names `{path}`, which does not exist on this machine"
+    report(at, "unusable-path", message, severity=Severity.WARNING)
+
+
+def report_unusable(at: Path, error: ConfigError, report: Report) -> None:
+    """Report that the contents of a path cannot be used."""
+    report(at, "unusable-path", f"{error.message}: {error.why}" if error.why else error.message, error.help)
 
 
 def check_log_path(runner: RunSettings, report: Report) -> None:

@@ -1,10 +1,11 @@
-"""Rules about code that a file names: whether the processes of a component can import it."""
+"""Rules about code and packages that a file needs: whether the processes of a component can import them."""
 
 from __future__ import annotations
 
 import ast
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 from recipes.sections.checks import Report
@@ -14,6 +15,7 @@ from rlinf_core.config.machines.cluster import CLUSTER_LABEL
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.process.import_path import locate, syntax_tree
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 Kind = Literal["class", "function", "value"]
 # Expressions whose value is neither a class nor a function.
@@ -65,6 +67,38 @@ def check_import(
     if kind == "value" or (kind == "function" and is_class) or (kind == "class" and is_function):
         wanted = "a class" if is_class else "a function" if is_function else "a class or a function"
         report(at, "unknown-choice", f"`{target}` is a {kind}, not {wanted}", f"name {wanted}")
+
+
+def lacks_packages(at: Path, what: str, modules: Iterable[str], report: Report, further: str = "") -> bool:
+    """Report packages that this interpreter lacks, and return whether it lacks any.
+
+    Args:
+        at: the key that needs them.
+        what: the beginning of the message, as in `LoRA needs`.
+        modules: the modules.
+        report: takes findings.
+        further: the end of the advice, after the command that installs them.
+    """
+    missing = missing_modules(list(modules))
+    if missing:
+        message = f"{what} the package `{missing[0]}`, {absence(missing[0])}"
+        report(at, "missing-extra", message, f"run `{install_command(*missing)}`{further}")
+    return bool(missing)
+
+
+def check_sandbox(config: JobConfig, at: Path, what: str, component: str, report: Report) -> None:
+    """Report that programs of a model could not be run in the sandbox.
+
+    Args:
+        config: the file.
+        at: the key that runs programs.
+        what: its name, for the message.
+        component: the component whose processes run them.
+        report: takes findings.
+    """
+    if runs_in_this_interpreter(config, component) and shutil.which("bwrap") is None:
+        message = f"`{what}` runs programs in a bubblewrap sandbox, and bubblewrap is not installed"
+        report(at, "missing-extra", message, "run `apt install bubblewrap`")
 
 
 def check_own_algorithm(config: JobConfig, adv_type: str, loss_type: str, report: Report) -> None:

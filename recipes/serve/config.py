@@ -24,7 +24,7 @@ from recipes.sections.checks import (
     check_log_path,
     check_loggers,
 )
-from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, read_object
 from rlinf_core import ConfigError, ConfigModel, Count, IgnoredKeys, JobConfig, Seed
 from rlinf_core.config.diagnostics import Severity
@@ -39,7 +39,6 @@ from rlinf_core.config.sections.values import (
     StepsOrNever,
 )
 from rlinf_core.config.tree import Path as KeyPath
-from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.scalars import Text, problem
 
 # The maximum number of most likely tokens that a request may ask for per position.
@@ -237,7 +236,7 @@ def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
     if config.rollout.backend == "vllm":
         _check_vllm(config, report)
     if runs_in_this_interpreter(config, "actor"):
-        _check_packages(report)
+        lacks_packages(("recipe",), "recipe `serve` needs", PACKAGES, report)
         _check_model(config, report)
 
 
@@ -277,17 +276,6 @@ def _check_vllm(config: ServeConfig, report: Report) -> None:
                 f"the recipe sets `{key}` of vllm",
                 "remove it; use `actor.model.precision`, `tensor_parallel_size` and `server.max_rank`",
             )
-
-
-def _check_packages(report: Report) -> None:
-    missing = missing_modules(list(PACKAGES))
-    if missing:
-        report(
-            ("recipe",),
-            "missing-extra",
-            f"recipe `serve` needs the package `{missing[0]}`, {absence(missing[0])}",
-            f"run `{install_command(*missing)}`",
-        )
 
 
 def _check_model(config: ServeConfig, report: Report) -> None:

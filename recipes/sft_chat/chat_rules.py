@@ -18,19 +18,14 @@ from recipes.language.rules.model_rules import (
     tokenizer_faults,
 )
 from recipes.language.templates.chat_template import WITHOUT_TEMPLATE
-from recipes.sections.checks import (
-    Report,
-    WorldSizes,
-    check_sections,
-)
-from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.checks import Report, WorldSizes, check_sections, report_absent, report_unusable
+from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
 from recipes.sections.model_folders import require_folder
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import FIRST_ROWS, check_rows, has_messages, load_conversations
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import missing_modules
 
 _TRAIN: Final[Path] = ("data", "train_data_paths")
 _VAL: Final[Path] = ("data", "val_data_paths")
@@ -78,20 +73,18 @@ def _check_source(config: ChatConfig, report: Report) -> None:
 def _check_files(config: ChatConfig, report: Report) -> None:
     """Report files that cannot be read, or whose first rows are invalid."""
     files = (*config.data.train_data_paths, *config.data.val_data_paths)
-    if any(path.endswith(".parquet") for path in files) and missing_modules(["pyarrow"]):
-        report(_TRAIN, "missing-extra", "Parquet files need the package `pyarrow`", "run `pip install pyarrow`")
+    parquet = ["pyarrow"] if any(path.endswith(".parquet") for path in files) else []
+    if lacks_packages(_TRAIN, "Parquet files need", parquet, report):
         return
     for key, paths in ((_TRAIN, config.data.train_data_paths), (_VAL, config.data.val_data_paths)):
         for path in paths:
             if not os.path.exists(path):
-                message = f"`{key[-1]}` names `{path}`, which does not exist on this machine"
-                report(key, "unusable-path", message, severity=Severity.WARNING)
+                report_absent(key, path, report)
                 continue
             try:
                 check_rows(config.data, [path], FIRST_ROWS)
             except ConfigError as error:
-                why = f": {error.why}" if error.why else ""
-                report(key, "unusable-path", f"{error.message}{why}", error.help)
+                report_unusable(key, error, report)
 
 
 def _faults(config: ChatConfig) -> list[Fault]:

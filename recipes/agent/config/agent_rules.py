@@ -10,11 +10,11 @@ from recipes.agent.config.tool_config import HarborOptions
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.rules.job_rules import check_job, check_lengths
 from recipes.language.rules.problem_rules import check_rewards
-from recipes.sections.checks import Report, WorldSizes
-from recipes.sections.imports import check_import, runs_in_this_interpreter
+from recipes.sections.checks import Report, WorldSizes, report_absent, report_unusable
+from recipes.sections.imports import check_import, check_sandbox, lacks_packages, runs_in_this_interpreter
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.process.requirements import install_command, missing_modules
+from rlinf_core.process.requirements import missing_modules
 
 
 def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
@@ -39,13 +39,8 @@ def _check_agent(config: AgentConfig, report: Report) -> None:
             message = f"two tools are named `{name}`"
             report.conflict(f"agent.tools.{number}", message, "rename or remove one of them")
     _check_environment(config, report)
-    if "python" in agent.tools and shutil.which("bwrap") is None and runs_in_this_interpreter(config, "agent"):
-        report(
-            ("agent", "tools", agent.tools.index("python")),
-            "missing-extra",
-            "`python` runs programs in a bubblewrap sandbox, and bubblewrap is not installed",
-            "run `apt install bubblewrap`",
-        )
+    if "python" in agent.tools:
+        check_sandbox(config, ("agent", "tools", agent.tools.index("python")), "python", "agent", report)
     if agent.mcp and runs_in_this_interpreter(config, "agent"):
         _check_servers(agent, report)
     if "search" in agent.tools:
@@ -72,9 +67,8 @@ def _check_environment(config: AgentConfig, report: Report) -> None:
     if not plays:
         return
     at = ("agent", "environment", "type")
-    if environment.type == "verifiers" and missing_modules(["verifiers"]) and runs_in_this_interpreter(config, "agent"):
-        message = "environments of verifiers need the package verifiers"
-        report(at, "missing-extra", message, f"run `{install_command('verifiers')}`")
+    if environment.type == "verifiers" and runs_in_this_interpreter(config, "agent"):
+        lacks_packages(at, "environments of verifiers need", ["verifiers"], report)
     if config.agent.tasks is not None:
         _check_tasks(config, config.agent.tasks, report)
     if ":" in environment.type:
@@ -94,13 +88,12 @@ def _check_tasks(config: AgentConfig, environment: HarborOptions, report: Report
         message = "agents of Harbor (`harness`) need the package harbor, which is not installed"
         report((*above, "harness"), "missing-extra", message, HARBOR_HELP)
     if not Path(path).is_dir():
-        message = f"`path` names `{path}`, which does not exist on this machine"
-        report(at, "unusable-path", message, severity=Severity.WARNING)
+        report_absent(at, path, report)
         return
     try:
         tasks = load_checked(Path(path), environment.harness)
     except ConfigError as error:
-        report(at, "unusable-path", f"{error.message}: {error.why}" if error.why else error.message, error.help)
+        report_unusable(at, error, report)
         return
     memory = environment.box_memory_mib
     large = max((task for task, _ in tasks), key=lambda task: task.memory_mib)
@@ -113,8 +106,7 @@ def _check_tasks(config: AgentConfig, environment: HarborOptions, report: Report
 
 
 def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
-    if missing_modules(["mcp"]):
-        report(("agent", "mcp"), "missing-extra", "MCP servers need the package mcp", f"run `{install_command('mcp')}`")
+    lacks_packages(("agent", "mcp"), "MCP servers need", ["mcp"], report)
     for name, server in agent.mcp.items():
         if shutil.which(server.command[0], path=server.env.get("PATH")) is None:
             message = f"the command `{server.command[0]}` does not exist on this machine"
@@ -122,7 +114,7 @@ def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
 
 
 def _check_search(config: AgentConfig, report: Report) -> None:
-    at, corpus = ("agent", "tool_options", "corpus_path"), config.agent.settings.corpus_path
+    corpus = config.agent.settings.corpus_path
     if corpus is None and config.data.source != "lookups":
         report.conflict(
             "agent.tool_options.corpus_path agent.tools data.type",
@@ -130,7 +122,5 @@ def _check_search(config: AgentConfig, report: Report) -> None:
             "write `agent.tool_options: {corpus_path: FILE}`, a text file with one document per line",
         )
         return
-    here = corpus is not None and runs_in_this_interpreter(config, "agent")
-    if here and not Path(str(corpus)).is_file():
-        message = f"`corpus_path` names `{corpus}`, which does not exist on this machine"
-        report(at, "unusable-path", message, severity=Severity.WARNING)
+    if corpus is not None and runs_in_this_interpreter(config, "agent") and not Path(corpus).is_file():
+        report_absent(("agent", "tool_options", "corpus_path"), corpus, report)

@@ -9,11 +9,10 @@ from urllib.parse import urlsplit
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.rollout_config import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes
-from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
 from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core import JobConfig
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 
 def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report) -> None:
@@ -59,16 +58,9 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
 
 def check_backend(config: JobConfig, component: Literal["rollout", "judge"], name: str, report: Report) -> None:
     """Report an engine whose package is missing in a component's interpreter."""
-    modules = BACKENDS[name].modules
-    lacking = missing_modules(modules) if runs_in_this_interpreter(config, component) else []
-    if lacking:
-        report(
-            (component, "backend"),
-            "missing-extra",
-            f"`backend: {name}` needs the package `{lacking[0]}`, {absence(lacking[0])}",
-            f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
-            f" for the node group of `{component}`",
-        )
+    if runs_in_this_interpreter(config, component):
+        further = f", or name a `python_interpreter_path` that has it for the node group of `{component}`"
+        lacks_packages((component, "backend"), f"`backend: {name}` needs", BACKENDS[name].modules, report, further)
 
 
 def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:

@@ -15,7 +15,7 @@ from recipes.language.models.architecture import stretched
 from recipes.language.rules.architecture_rules import fault_of_architecture, text_settings
 from recipes.language.rules.template_rules import stored_vocabulary
 from recipes.sections.checks import Report, blame
-from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
 from recipes.sections.model_folders import (
     SETTINGS,
     FolderFault,
@@ -27,7 +27,7 @@ from recipes.sections.model_folders import (
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import absence, install_command, missing_modules
+from rlinf_core.process.requirements import missing_modules
 
 MODEL: Path = ("actor", "model", "model_path")
 _TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
@@ -261,17 +261,9 @@ def has_chat_template(folder: FilePath) -> bool:
 
 def check_packages(config: ModelJobConfig, report: Report) -> None:
     """Report packages that this interpreter lacks."""
-    needs: list[tuple[Path, str, str]] = [(("recipe",), "recipes of language models need", "transformers")]
+    lacks_packages(("recipe",), "recipes of language models need", ["transformers"], report)
     if config.actor.model.adapter() is not None:
-        needs.append((("actor", "model", "lora"), "LoRA needs", "peft"))
-    for at, what, module in needs:
-        if missing_modules([module]):
-            report(
-                at,
-                "missing-extra",
-                f"{what} the package `{module}`, {absence(module)}",
-                f"run `{install_command(module)}`",
-            )
+        lacks_packages(("actor", "model", "lora"), "LoRA needs", ["peft"], report)
 
 
 def fault_of_ties(folder: str) -> FolderFault | None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
-from recipes.sections.checks import Report
-from recipes.sections.imports import check_import, runs_in_this_interpreter
+from recipes.sections.checks import Report, report_absent, report_unusable
+from recipes.sections.imports import check_import, check_sandbox, lacks_packages, runs_in_this_interpreter
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 _REWARD: Path = ("reward", "reward_type")
-_SOURCES = {"reasoning_gym": "reasoning_gym", "parquet": "pyarrow"}
+_SOURCES = {"reasoning_gym": ("reasoning_gym",), "parquet": ("pyarrow",)}
 
 
 def check_data(config: LanguageConfig, report: Report) -> None:
@@ -25,9 +23,8 @@ def check_data(config: LanguageConfig, report: Report) -> None:
     _check_source(config, report)
     _check_reward(config, report)
     if runs_in_this_interpreter(config, "rollout"):
-        package = _SOURCES.get(config.data.type or "")
-        _check_package(("data", "type"), package, report)
-        if package is None or not missing_modules([package]):
+        packages = _SOURCES.get(config.data.type or "", ())
+        if not lacks_packages(("data", "type"), "this needs", packages, report):
             _check_files(config, report)
 
 
@@ -109,15 +106,10 @@ def _check_reward(config: LanguageConfig, report: Report) -> None:
         check_import(config, _REWARD, kind, "reward", report)
         if runs_in_this_interpreter(config, "reward"):
             _check_signature(kind, report)
-    elif kind == PROGRAMS and runs_in_this_interpreter(config, "reward") and shutil.which("bwrap") is None:
-        report(
-            _REWARD,
-            "missing-extra",
-            "`reward_type: code` runs programs in a bubblewrap sandbox, and bubblewrap is not installed",
-            "run `apt install bubblewrap`",
-        )
+    elif kind == PROGRAMS:
+        check_sandbox(config, _REWARD, "reward_type: code", "reward", report)
     elif kind == "math" and runs_in_this_interpreter(config, "reward"):
-        _check_package(_REWARD, "math_verify", report)
+        lacks_packages(_REWARD, "this needs", ["math_verify"], report)
 
 
 def _check_signature(kind: str, report: Report) -> None:
@@ -129,16 +121,6 @@ def _check_signature(kind: str, report: Report) -> None:
         detect_convention(signature, kind)
     except ConfigError as error:
         report.conflict("reward.reward_type", f"{error.message}: {error.why}", error.help)
-
-
-def _check_package(at: Path, module: str | None, report: Report) -> None:
-    if module is not None and missing_modules([module]):
-        report(
-            at,
-            "missing-extra",
-            f"this needs the package `{module}`, {absence(module)}",
-            f"run `{install_command(module)}`",
-        )
 
 
 def _check_symbols(config: LanguageConfig, key: str, path: str, problems: FileProblems, report: Report) -> None:
@@ -171,14 +153,12 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
     for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             if not os.path.exists(path):
-                message = f"`{key}` names `{path}`, which does not exist on this machine"
-                report(("data", key), "unusable-path", message, severity=Severity.WARNING)
+                report_absent(("data", key), path, report)
                 continue
             try:
                 problems = check_file(path, data.prompt_key, data.answer_key)
             except ConfigError as error:
-                why = f": {error.why}" if error.why else ""
-                report(("data", key), "unusable-path", f"{error.message}{why}", error.help)
+                report_unusable(("data", key), error, report)
                 continue
             if not data.apply_chat_template and any(problems[number].messages for number in range(len(problems))):
                 report.conflict(

@@ -43,13 +43,13 @@ def without_effect(text: str) -> list[str]:
 
 def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = AGENT + "agent:\n  mcp:\n    files: {command: [python3, server.py], env: {ROOT: /data}}\n"
-    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
+    monkeypatch.setattr("recipes.sections.imports.missing_modules", lambda names: [])
     assert findings(servers) == findings(servers.replace("[python3, server.py]", "python3")) == []
     (diagnostic,) = findings(servers.replace("python3", "no-such-program"), messages=True)
     assert (diagnostic[0], "`no-such-program` does not exist" in diagnostic[2]) == ("unusable-path", True)
     assert codes(findings, servers.replace("command: [python3, server.py], ", "")) == ["missing-key"]
     assert codes(findings, servers.replace("[python3, server.py]", "[]")) == ["bad-value"]
-    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
+    monkeypatch.setattr("recipes.sections.imports.missing_modules", list)
     assert findings(servers)[0][0] == "missing-extra"
 
 
@@ -58,7 +58,7 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
     assert findings(played) == []
     for text in (AGENT + "data:\n  type: episodes\n", AGENT + "agent:\n  run: env_agent\n"):
         assert codes(findings, text) == ["conflicting-settings"]
-    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
+    monkeypatch.setattr("recipes.sections.imports.missing_modules", lambda names: [])
     for kind, whole in (
         ("openenv", "openenv, options: {url: 'http://127.0.0.1:8000'}"),
         ("verifiers", "verifiers, options: {taskset: textarena, game: Wordle-v0}"),
@@ -66,7 +66,7 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
         text = played.replace("{}", f"{{type: {kind}}}")
         assert [finding[:2] for finding in findings(text)] == [("missing-key", "environment")]
         assert findings(text.replace(kind, whole)) == []
-    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
+    monkeypatch.setattr("recipes.sections.imports.missing_modules", list)
     assert codes(findings, played.replace("{}", "{type: verifiers, options: {taskset: words}}")) == ["missing-extra"]
     assert codes(findings, played.replace("{}", "{type: chess}")) == ["unknown-choice"]
     assert codes(findings, played.replace("{}", "{type: 'no.such:Game'}")) == ["missing-extra"]

@@ -67,7 +67,7 @@ def test_values_of_other_projects(tmp_path: Path, written: str, meant: dict[str,
 @pytest.mark.parametrize(
     ("sections", "module"),
     [
-        ("data:\n  type: reasoning_gym\n  task: chain_sum\n", "reasoning_gym"),
+        ("data:\n  type: reasoning_gym\n  options: {task: chain_sum}\n", "reasoning_gym"),
         ("reward:\n  reward_type: math\n", "math_verify"),
         ("actor:\n  model:\n    lora: {rank: 4}\n", "peft"),
         ("actor:\n  model:\n    hidden_dim: 64\n", "transformers"),
@@ -76,10 +76,8 @@ def test_values_of_other_projects(tmp_path: Path, written: str, meant: dict[str,
 def test_packages_that_this_python_lacks(
     findings: Any, monkeypatch: pytest.MonkeyPatch, sections: str, module: str
 ) -> None:
-    for rules in ("problem_rules", "model_rules"):
-        monkeypatch.setattr(
-            f"recipes.language.rules.{rules}.missing_modules", lambda names: [name for name in names if name == module]
-        )
+    lacks = "recipes.sections.imports.missing_modules"
+    monkeypatch.setattr(lacks, lambda names: [name for name in names if name == module])
     missing = [item for item in findings(LAPTOP + sections, messages=True) if item[0] == "missing-extra"]
     assert [(f"`{module}`" in item[2], "pip install" in item[3]) for item in missing] == [(True, True)]
 

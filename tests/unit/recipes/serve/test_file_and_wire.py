@@ -65,7 +65,7 @@ def test_full_weights_are_a_tenants() -> None:
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that vLLM is installed."""
-    monkeypatch.setattr("recipes.language.rules.engine_rules.missing_modules", lambda modules: [])
+    monkeypatch.setattr("recipes.sections.imports.missing_modules", lambda modules: [])
 
 
 @pytest.mark.usefixtures("vllm")
