@@ -100,6 +100,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "agent": (
         *LANGUAGE,
         ("agent.tools=[http, python]", "agent.http.allow=[example.org]"),
+        PLAYED,
         (*PLAYED, "agent.environment.type=openenv", "agent.environment.options.url=http://a"),
         (*PLAYED, "agent.environment.type=verifiers", "agent.environment.options.taskset=a"),
         (*PLAYED, "agent.environment.type=harbor", "agent.environment.options.path=tasks"),
