@@ -49,9 +49,11 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
         kind: see `Scorer`.
         settings: see `Scorer`.
     """
-    # Keep the output of a rule out of the verdicts.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Keep the output of a rule out of the verdicts, and the batches from it and the programs that it runs.
+    answers, batches = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
 
     def write(data: dict[str, Any]) -> None:
         answers.write(json.dumps(data) + "\n")
@@ -71,7 +73,7 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
     write({"ready": True, "together": lists or is_async, "async": is_async, "convention": convention})
     # Clients and semaphores of a function's module belong to one event loop.
     runner = asyncio.Runner()
-    for line in sys.stdin.buffer:
+    for line in batches:
         batch: tuple[list[Item], float] = pickle.loads(base64.b64decode(line))  # noqa: S301 - pickled by the scorer
         items, limit = batch
         if isinstance(rule, RewardAdapter) and rule.takes_lists:

@@ -22,7 +22,7 @@ from tests.unit.recipes.language import own_verdicts
 Scored = Callable[..., list[Score]]
 
 FUNCTIONS = """
-import asyncio, os, signal, time
+import asyncio, os, signal, subprocess, sys, time
 
 def score(text, answer, row):
     print("printed by the function")
@@ -126,6 +126,11 @@ def trl(prompts, completions, solution, **kwargs):
 
 def trl_where_known(completions, solution):
     return [0.5 if right is None else float(text == right) for text, right in zip(completions, solution)]
+
+def runs_program(text):
+    program = "import sys; print(len(sys.stdin.read()))"
+    read = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {"reward": 1.0, "read": int(read.stdout) + len(sys.stdin.read())}
 
 def verl_number(solution_str, ground_truth): return float(int(solution_str) == ground_truth)
 def verl_numbers(solution_strs, ground_truths): return list(map(verl_number, solution_strs, ground_truths))
@@ -328,6 +333,10 @@ def test_foreign_reward_functions_are_called_as_at_home(scored: Scored, name: st
     row = {"data_source": "gsm8k", "extra_info": {"n": 7}, "n": 9, "solution": "5"}
     scores = scored(name, *(Item(prompt="2+3=", text=text, answer="5", row=row) for text in ("5", "6")))
     assert [(score.reward, dict(score.parts)) for score in scores] == [right, wrong]
+
+
+def test_a_function_and_its_programs_have_no_standard_input(scored: Scored) -> None:
+    assert [dict(score.parts) for score in scored("runs_program", "a", "b", timeout=30.0)] == [{"read": 0.0}] * 2
 
 
 @pytest.mark.parametrize("name", ["verl_number", "verl_numbers", "trl_number", "openrlhf_number"])
