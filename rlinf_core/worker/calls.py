@@ -63,6 +63,25 @@ def unpicklable(what: str, error: Exception, where: str | None = None) -> Payloa
     )
 
 
+class _Whole:
+    """A container that Ray pickles; by itself Ray sends a list or a dict as a tree, and a bytearray as bytes."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self._value,)
+
+
+def _itself(value: object) -> object:
+    return value
+
+
+def whole(value: object) -> object:
+    """Return what Ray delivers as `value`, with its own type and with objects that it holds several times."""
+    return _Whole(value) if type(value) in (list, dict, bytearray) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """A result with the durations measured in the call: seconds by tag."""

@@ -44,6 +44,7 @@ from rlinf_core.worker.calls import (
     call_records,
     check_call,
     current_call,
+    whole,
 )
 from rlinf_core.worker.debugging.breakpoints import enter_breakpoints
 from rlinf_core.worker.debugging.profiles import Profile, start_profile
@@ -177,7 +178,7 @@ class WorkerProcess:
                     raise
                 # The caller has the error already; Ray would print an error that nobody retrieves.
                 return None
-        return Timed(result, durations) if durations else result
+        return Timed(result, durations) if durations else whole(result)
 
     @property
     def _connected(self) -> ManagerClient:

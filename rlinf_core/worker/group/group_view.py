@@ -10,7 +10,7 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import RLinfError
 from rlinf_core.suggest import short_repr
-from rlinf_core.worker.calls import unpicklable
+from rlinf_core.worker.calls import unpicklable, whole
 from rlinf_core.worker.group.handle import WorkerGroupHandle
 from rlinf_core.worker.group_call import GroupMember
 from rlinf_core.worker.unanswered_calls import unanswered
@@ -55,6 +55,7 @@ class GroupMethod:
         Raises:
             PayloadError: an argument does not pickle. No rank was called.
         """
+        args, kwargs = tuple(map(whole, args)), {name: whole(value) for name, value in kwargs.items()}
         with pickling(f"an argument of `{self._name}`"):
             # The task's name, which Ray sends anyway, carries the method.
             references = [
@@ -80,7 +81,10 @@ class GroupMethod:
                 raise ValueError(f"{items} items for {len(members)} workers: pass one for each")
         # Taken before the first call: a sequence of the user's class may raise.
         shares = [
-            ([share[rank] for share in per_rank], {name: share[rank] for name, share in per_rank_named.items()})
+            (
+                [whole(share[rank]) for share in per_rank],
+                {name: whole(share[rank]) for name, share in per_rank_named.items()},
+            )
             for rank in range(len(members))
         ]
         references: list[Any] = []

@@ -75,6 +75,9 @@ class Giver(Worker):
     def add(self, number: int) -> int:
         return self._rank + number
 
+    def returned(self, value: Any) -> Any:
+        return value
+
     def fragile(self) -> Any:
         return Fragile()
 
@@ -114,6 +117,16 @@ def test_a_generator_is_refused_by_its_name(givers: WorkerGroup[Giver], method: 
     for error in caught.value.exceptions:
         assert isinstance(error, TypeError)
         assert f"`Giver.{method}` returned a generator, which cannot be sent: return a list" in str(error)
+
+
+def test_containers_arrive_with_what_they_share(givers: WorkerGroup[Giver]) -> None:
+    row, data = [1], bytearray(b"ab")
+    for shared in ([row, row, data], {"a": row, "b": row, "c": data}):
+        for call in (givers.returned(shared), givers.returned.scatter([shared] * 2), givers.returned(value=shared)):
+            for result in call.wait(timeout=HANGS):
+                one, other, text = result if isinstance(result, list) else result.values()
+                assert one is other
+                assert (one, text, type(text)) == (row, data, bytearray)
 
 
 @pytest.mark.parametrize(
