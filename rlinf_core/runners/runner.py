@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,7 +59,7 @@ class Runner(ABC):
         self.record: RunRecord = record or cast("RunRecord", self._own_record)
         self.weight_version = 0
         self._initialized = False
-        self._times: dict[str, float] = {}
+        self._times: defaultdict[str, float] = defaultdict(float)
         self._snapshots = SnapshotSchedule(None)
         self._steps = StepClock()
 
@@ -189,7 +190,7 @@ class Runner(ABC):
         self.weight_version += 1
         self._times["time/step"] = time.perf_counter() - began
         # The times include those of weights sent for an evaluation since the last step.
-        times, self._times = self._times, {}
+        times, self._times = self._times, defaultdict(float)
         self.record.step_finished(step, {**metrics, **times})
 
     def evaluate(self, step: int | None = None) -> None:
@@ -237,17 +238,17 @@ class Runner(ABC):
 
     @contextmanager
     def phase(self, step: int, name: str) -> Generator[None, None, None]:
-        """Emit the start of a phase, and record its duration as `time/NAME`."""
+        """Emit the start of a phase, and record its duration as `time/NAME`, the sum of those of a step."""
         self.record.emit(events.PhaseStarted(step, name))
         began = time.perf_counter()
         yield
-        self._times[f"time/{name}"] = time.perf_counter() - began
+        self._times[f"time/{name}"] += time.perf_counter() - began
 
     def add_durations(self, *handles: WorkerGroupHandle[Any]) -> None:
-        """Record the workers' timers in these calls, maximum over ranks, as `time/TAG`."""
+        """Record the workers' timers in these calls, maximum over ranks, as `time/TAG`; calls of a step add up."""
         for handle in handles:
             for tag, seconds in handle.consume_durations().items():
-                self._times[f"time/{tag}"] = seconds
+                self._times[f"time/{tag}"] += seconds
 
     def shutdown(self) -> None:
         """End the workers, as leaving the cluster does; while an exception is handled, it is recorded as the run's end.

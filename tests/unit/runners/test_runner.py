@@ -135,6 +135,23 @@ def test_a_step_has_the_times_of_its_phases(tmp_path: Path) -> None:
     assert {"train/loss", "eval/return", "time/step", "time/actor_training", "time/evaluate"} <= line.metrics.keys()
 
 
+def test_times_of_a_phase_that_recurs_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, folder = made(tmp_path, Told(), max_steps=1)
+    call = SimpleNamespace(consume_durations=lambda: {"learn": 2.0})
+
+    def train_step(step: int) -> dict[str, float]:
+        for _ in range(3):
+            with loop.phase(step, "walk"):
+                loop.add_durations(cast("Any", call))
+        return {}
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=iter(range(100)).__next__))
+    loop.train(1)
+    (line,) = read_metrics(folder.metrics_file)
+    assert line.metrics == {"time/walk": 3, "time/learn": 6, "time/step": 7}
+
+
 @pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5), torch.tensor(0.5), True, 3])
 def test_numbers_of_other_libraries_are_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: Any) -> None:
     loop, folder = made(tmp_path, output := Told(), max_steps=1)
