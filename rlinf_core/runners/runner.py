@@ -279,9 +279,12 @@ class Runner(ABC):
 
 
 def mean_over_ranks(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over ranks of metrics with equal sample counts."""
-    metrics = list(by_rank)
-    return {name: sum(rank_metrics[name] for rank_metrics in metrics) / len(metrics) for name in metrics[0]}
+    """Return the mean of each metric over the ranks that have it, with equal sample counts."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for metrics in by_rank:
+        for name, value in metrics.items():
+            values[name].append(value)
+    return {name: sum(column) / len(column) for name, column in values.items()}
 
 
 class RolloutRunner(Runner):

@@ -21,7 +21,7 @@ from rlinf_core.runners.events import Event, ItemFate, ItemFates, item_fates
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import NodesReturned, Restarts
-from rlinf_core.runners.runner import ProfiledSteps, Runner
+from rlinf_core.runners.runner import ProfiledSteps, Runner, mean_over_ranks
 from rlinf_core.runners.step_clock import HangWatch, OnHang, StepClock, Stopwatch
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.supervision.verdicts import Standing
@@ -150,6 +150,13 @@ def test_times_of_a_phase_that_recurs_add_up(tmp_path: Path, monkeypatch: pytest
     loop.train(1)
     (line,) = read_metrics(folder.metrics_file)
     assert line.metrics == {"time/walk": 3, "time/learn": 6, "time/step": 7}
+
+
+@pytest.mark.parametrize(
+    "ranks", [[{"loss": 1.0}, {"loss": 3.0, "kl": 5.0}], [{"loss": 1.0, "kl": 5.0}, {"loss": 3.0}]]
+)
+def test_a_metric_of_some_ranks_is_their_mean(ranks: list[dict[str, float]]) -> None:
+    assert mean_over_ranks(ranks) == {"loss": 2, "kl": 5}
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5), torch.tensor(0.5), True, 3])
