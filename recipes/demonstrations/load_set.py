@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations, joined
 from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS
 from recipes.demonstrations.names import Role
 from rlinf_core.config.sections.hub_names import ensure_here
+from rlinf_core.suggest import short_repr
 
 
 def read_demonstrations(
@@ -39,10 +42,13 @@ def read_demonstrations(
     return read_lerobot(Path(path), state_keys, columns=columns, split=part, pictures=pictures)
 
 
-def load_demonstrations(paths: Sequence[str], state_keys: Sequence[str] = ()) -> Demonstrations:
+def load_demonstrations(paths: Sequence[str | os.PathLike[str]], state_keys: Sequence[str] = ()) -> Demonstrations:
     """Return several data sets as one; see `read_demonstrations`.
 
     Raises:
-        DatasetError: a data set cannot be read, or two of them do not fit together.
+        DatasetError: no data set is named, one cannot be read, or two of them do not fit together.
     """
-    return joined([read_demonstrations(path, state_keys) for path in paths])
+    if isinstance(paths, str | os.PathLike) or not paths:
+        help = 'name folders or files in a list: `load_demonstrations(["demonstrations/laptop"])`'
+        raise DatasetError(f"`paths` is {short_repr(paths)}, expected a list of data sets", help=help)
+    return joined([read_demonstrations(os.fspath(path), state_keys) for path in paths])

@@ -43,7 +43,7 @@ class CollectedEpisode:
     Attributes:
         env: number of the environment within the job.
         reset: number of the reset that began it; with `env` and the seed it determines the start.
-        task: the instruction, or the name of the task if the environment has none.
+        task: the first instruction, or the name of the task if the environment has none.
         length: T.
         total_reward: sum of rewards.
         success_once: solved in some state; None: success is unknown.
@@ -145,7 +145,7 @@ class EpisodeCollector:
         self.errors += result.errors
         if self._keep == "nothing":
             return
-        row = {name: array for name, array in before.items() if name != INSTRUCTIONS and not is_past(name)}
+        row = {name: array for name, array in before.items() if not is_past(name)}
         row |= {f"{FRAME_AGES}{camera}": ages for camera, ages in self._ages.items()}
         self._ages = self._batch.frame_ages()
         if result.interventions is not None:

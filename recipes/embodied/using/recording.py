@@ -26,7 +26,7 @@ from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import SOURCES
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.episodes.collection_job import collecting
 from recipes.embodied.episodes.collector import (
     ACTIONS,
@@ -109,7 +109,8 @@ def record(
                     solved = bool(episode.success_at_end)
                     if kept == episodes or (successes_only and not solved) or not episode.length:
                         continue
-                    writer.add(to_columns(episode, collection.spec), episode.task)
+                    texts = episode.columns.get(INSTRUCTIONS)
+                    writer.add(to_columns(episode, collection.spec), episode.task if texts is None else texts.tolist())
                     starts.append({"env": episode.env, "reset": episode.reset})
                     kept, frames, successes = kept + 1, frames + episode.length, successes + solved
                 emit(f"{kept} of {episodes} episodes, {frames} steps, {tried} tried")
@@ -194,7 +195,7 @@ def to_columns(episode: CollectedEpisode, spec: EnvSpec) -> Mapping[str, Array]:
 
     Actions are the executed ones, clipped to the environment's bounds.
     """
-    columns = dict(episode.columns)
+    columns = {name: column for name, column in episode.columns.items() if name != INSTRUCTIONS}
     terminated = columns.pop(TERMINATIONS)
     renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS, INTERVENED: INTERVENTION}
     named = {renamed.get(name, name): array for name, array in columns.items()}

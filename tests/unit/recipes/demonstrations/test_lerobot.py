@@ -220,6 +220,12 @@ def test_a_version_without_its_letter_and_no_statistics(tmp_path: Path) -> None:
     assert (len(read), read.statistics) == (sum(LENGTHS), None)
 
 
+@pytest.mark.parametrize("paths", ["demonstrations/laptop", Path("demonstrations/laptop"), []])
+def test_data_sets_are_named_in_a_list(paths: Any) -> None:
+    with pytest.raises(DatasetError, match="expected a list of data sets"):
+        load_demonstrations(paths)
+
+
 def test_several_data_sets_are_one(tmp_path: Path) -> None:
     written = [*write(tmp_path / "one"), *write(tmp_path / "two", "video")]
     both = load_demonstrations([str(tmp_path / "one"), str(tmp_path / "two")])

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from recipes.demonstrations import load_demonstrations
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.pictures import read_video
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.env_config import EvalEnvironmentConfig
+from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmentConfig
 from recipes.embodied.envs.checks import EnvContractError
-from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.interventions.intervention import InterventionSource, Takeover
 from recipes.embodied.loop.frames import EPISODES, EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.videos import MOST_KINDS, pick_per_outcome, tiled, write_videos
+from recipes.embodied.using import recording
 from recipes.embodied.using.evaluation import _collect, digest, figures, locate_weights, shared_starts, summary
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_core import ConfigError
 from rlinf_core.statistics import wilson_interval
 from tests.known import known
+from tests.unit.recipes.embodied.conftest import CountingEnv
 
 
 def episode(env: int, task: str, once: bool | None, at_end: bool | None) -> CollectedEpisode:
@@ -139,7 +143,7 @@ def test_an_expert_solves_every_episode() -> None:
     assert len({episode.start["seed"] for episode in episodes}) == 3
     for item in episodes:
         assert {name: len(rows) for name, rows in item.columns.items()} == dict.fromkeys(
-            ("states", "actions", "rewards", "successes", "terminations"), item.length
+            ("states", "instructions", "actions", "rewards", "successes", "terminations"), item.length
         )
         assert item.columns["successes"].tolist() == [False] * (item.length - 1) + [True]
         assert item.total_reward == pytest.approx(item.columns["rewards"].sum(), rel=1e-5)
@@ -185,6 +189,30 @@ def test_an_episode_that_is_cut_off_is_recorded_so() -> None:
     (episode, *_) = collect("everything", max_episode_steps=3, ignore_terminations=True)
     columns = to_columns(episode, EnvSpec(state_size=episode.columns["states"].shape[1], action_size=7))
     assert columns["next.done"].tolist() == columns["next.truncated"].tolist() == [False, False, True]
+
+
+class TwoStages(CountingEnv):
+    """Its instruction changes after the second step."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(state_size=2, action_size=1, has_instructions=True)
+
+    def _observe(self) -> Observation:
+        return {**super()._observe(), "instructions": np.where(self.count < 2, "open it", "close it again")}
+
+
+def test_rows_are_recorded_with_their_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = TwoStages(EnvSettings(num_envs=1, max_episode_steps=3, auto_reset=False))
+    collector = EpisodeCollector(env, 0, "", "everything")
+    collector.step(np.zeros((1, 3, 1), np.float32))
+    facts = {"aged_cameras": [], "control_hz": 10}
+    collection = SimpleNamespace(facts=facts, spec=env.spec, episodes=lambda _: [collector.episodes()])
+    monkeypatch.setattr(recording, "collecting", lambda *_: nullcontext(collection))
+    job = SimpleNamespace(config=SimpleNamespace(env=SimpleNamespace(train=EnvironmentConfig())))
+    recording.record(cast("Any", job), tmp_path / "set", episodes=1)
+    data = load_demonstrations([tmp_path / "set"])
+    assert [data.tasks[task] for task in data.task_of] == ["open it", "open it", "close it again"]
 
 
 class SecondOfFive(InterventionSource):
