@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import NO_ROOM, FileModel, Moment, Step, open_below, write_fault
+from rlinf_core.foreign.terminal_text import encodable
 from rlinf_core.runners.storage.run_events import RecordFile, parse_model
 from rlinf_core.suggest import excerpt
 
@@ -229,7 +230,8 @@ def numbers_of(metrics: object, source: str) -> dict[str, float]:
         try:
             if not isinstance(name, str) or isinstance(value, str | bytes):
                 raise TypeError
-            numbers[name] = float(value)
+            # A file name that is not UTF-8 would make the checkpoint's manifest and the line unreadable.
+            numbers[encodable(name)] = float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError):
             words = f"`{source}` returned {excerpt(repr(value))} as metric {excerpt(repr(name))}, which is not a number"
             raise RLinfError(words, help=_RETURN) from None

@@ -171,6 +171,16 @@ def test_numbers_of_other_libraries_are_metrics(tmp_path: Path, monkeypatch: pyt
     assert checkpoint.manifest.metrics["a"] == float(number)
 
 
+def test_a_metric_named_after_any_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, folder = made(tmp_path, Told(), max_steps=1)
+    monkeypatch.setattr(loop, "train_step", lambda step: {"val/m\udce4n": 1.0})
+    loop.init_workers()
+    loop.run()
+    assert read_metrics(folder.metrics_file)[-1].metrics["val/m\\udce4n"] == 1
+    (checkpoint,) = folder.checkpoints.complete()
+    assert checkpoint.manifest.metrics["val/m\\udce4n"] == 1
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
