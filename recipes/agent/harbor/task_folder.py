@@ -32,6 +32,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("agent.network_mode", "verifier.network_mode", "verifier.environment", "multi_step_reward_strategy"),
     )
 )
+_ENTRYPOINT: Final = re.compile(rb"^\s*ENTRYPOINT\s", re.MULTILINE | re.IGNORECASE)
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])i?B?", re.IGNORECASE)
 _UNITS: Final = {"K": 2**-10, "M": 1.0, "G": 2.0**10}
 _Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -206,7 +207,7 @@ def read_task(path: Path) -> TaskFolder:
         env=_variables(where, "environment", environment.env),
         verifier_env=_variables(where, "verifier", verifier.env),
         artifacts=artifacts,
-        notes=tuple(_notes(toml)),
+        notes=tuple(_notes(toml, path / "environment/Dockerfile")),
     )
 
 
@@ -255,7 +256,7 @@ def _variables(where: Path, section: str, env: _Variables) -> dict[str, str]:
     return {name: str(value) for name, value in env.items()}
 
 
-def _notes(toml: _Toml) -> Iterator[str]:
+def _notes(toml: _Toml, dockerfile: Path) -> Iterator[str]:
     """Yield remarks on settings that have no effect, and on unknown ones."""
     sections = {"": toml, "environment.": toml.environment, "agent.": toml.agent, "verifier.": toml.verifier}
     for prefix, section in sections.items():
@@ -267,3 +268,5 @@ def _notes(toml: _Toml) -> Iterator[str]:
                 yield f"`{prefix}{key}` is not known" + (f": {near}" if near else "")
     if toml.environment.network_mode == "public" or toml.environment.allow_internet:
         yield "it asks for the internet, and a box has no network"
+    if dockerfile.is_file() and _ENTRYPOINT.search(dockerfile.read_bytes()):
+        yield "the `ENTRYPOINT` of its Dockerfile does not run: commands start alone"

@@ -114,11 +114,14 @@ def test_several_steps_containers_and_hosts_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_changes_nothing_is_told(tmp_path: Path) -> None:
-    task = read_task(with_toml(tmp_path, "[environment]\nmemory_md = 3\nhealthcheck = {}\nallow_internet = true\n"))
+    folder = with_toml(tmp_path, "[environment]\nmemory_md = 3\nhealthcheck = {}\nallow_internet = true\n")
+    (folder / "environment/Dockerfile").write_text('FROM rlinf/host\nENTRYPOINT ["/start"]\n')
+    task = read_task(folder)
     assert task.notes[0].startswith("`environment.memory_md` is not known")
     assert task.notes[1:] == (
         "`environment.healthcheck` changes nothing here",
         "it asks for the internet, and a box has no network",
+        "the `ENTRYPOINT` of its Dockerfile does not run: commands start alone",
     )
 
 
