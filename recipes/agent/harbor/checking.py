@@ -148,7 +148,8 @@ async def _tried(
         if script:
             await box.put_files(files_of(task.path / "solution"), "/solution")
             with contextlib.suppress(BoxEnded):
-                done = await box.run(["bash", "-c", script], timeout=task.agent_seconds)
+                user, env = task.agent_user or image.user, task.solution_env
+                done = await box.run(["bash", "-c", script], user=user, env=env, timeout=task.agent_seconds)
                 said = done.output.decode(errors="replace").strip()
         await finish(task, image, box, mode)
         return await grade(store, task, image, store.boxes.kept(box), expected), said

@@ -147,9 +147,8 @@ async def _graded(
         began, status, timed_out, output = time.perf_counter(), 0, False, b""
         why = ""
         try:
-            done = await box.run(
-                ["bash", "/tests/test.sh"], env=task.verifier_env, user=task.verifier_user, timeout=seconds
-            )
+            user = task.verifier_user or image.user
+            done = await box.run(["bash", "/tests/test.sh"], env=task.verifier_env, user=user, timeout=seconds)
             status, timed_out, output = done.status, done.timed_out, done.output + done.errors
         except BoxEnded as error:
             why = str(error)

@@ -70,12 +70,16 @@ class _Part(_Section):
     env: _Variables = {}
 
 
+class _Solution(_Section):
+    env: _Variables = {}
+
+
 class _Toml(_Section):
     schema_version: Any = None
     version: Any = None
     task: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
-    solution: dict[str, Any] = {}
+    solution: _Solution = _Solution()
     environment: _Environment = _Environment()
     agent: _Part = _Part()
     verifier: _Part = _Part()
@@ -93,8 +97,8 @@ class TaskFolder:
         workdir: the working folder; None: that of its image.
         memory_mib, storage_mib, cpus: the limits of its box; `cpus` 0: all.
         build_seconds, agent_seconds, verifier_seconds: the time limits.
-        agent_user, verifier_user: the users in the box; "": the image's user, and root.
-        env, verifier_env: the variables of all commands, and of the tests.
+        agent_user, verifier_user: the users in the box; "": the image's user.
+        env, verifier_env, solution_env: the variables of all commands, and those of the tests and of the solution.
         artifacts: the absolute paths that the tests need besides the work folder.
         notes: remarks on settings in task.toml that have no effect or are unknown.
     """
@@ -115,6 +119,7 @@ class TaskFolder:
     verifier_user: str
     env: Mapping[str, str]
     verifier_env: Mapping[str, str]
+    solution_env: Mapping[str, str]
     artifacts: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -206,6 +211,7 @@ def read_task(path: Path) -> TaskFolder:
         verifier_user=str(verifier.user),
         env=_variables(where, "environment", environment.env),
         verifier_env=_variables(where, "verifier", verifier.env),
+        solution_env=_variables(where, "solution", toml.solution.env),
         artifacts=artifacts,
         notes=tuple(_notes(toml, path / "environment/Dockerfile")),
     )

@@ -16,6 +16,7 @@ import pytest
 
 from recipes.agent.box_capacity import placement_notes
 from recipes.agent.boxes.box import BoxEnded
+from recipes.agent.boxes.boxes import own_ids
 from recipes.agent.harbor.checking import CheckedTask, check_task, load_checked, read_checks, write_checks
 from recipes.agent.harbor.grading import Expected, Grade, finish, grade, read_reward, task_box
 from recipes.agent.harbor.task_folder import find_tasks, read_task
@@ -270,6 +271,25 @@ def test_a_sound_task_is_fit(box_folder: Path, tmp_path: Path) -> None:
     assert result.fault(30.0) == ""
     # The machine's own programs are those of the image.
     assert result.tmux is (shutil.which("tmux") is not None)
+
+
+@pytest.mark.skipif(own_ids()["how"] == "single", reason="this user's boxes have one id")
+@pytest.mark.parametrize(("of_image", "of_task"), [("me", ""), ("root", 'user = "me"\n')])
+def test_solution_and_tests_run_as_the_tasks_users(
+    of_image: str, of_task: str, box_folder: Path, tmp_path: Path
+) -> None:
+    made = "echo me:x:1000:1000::/home/me:/bin/sh >> /etc/passwd && chown 1000 /app"
+    files = {
+        "environment/Dockerfile": f"FROM rlinf/host\nRUN {made}\nWORKDIR /app\nUSER {of_image}\n",
+        "solution/solve.sh": "echo $SAID $(id -u) > /app/greeting\n",
+        "tests/test.sh": '[ "$(cat /app/greeting) $(id -u)" = "hi 1000 1000" ]\n'
+        "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+    }
+    task = greeting_task(tmp_path, **files)
+    toml = (task / "task.toml").read_text().replace("[agent]\n", f"[agent]\n{of_task}")
+    toml = toml.replace("[verifier]\n", f'[solution.env]\nSAID = "hi"\n[verifier]\n{of_task}')
+    (task / "task.toml").write_text(toml)
+    assert checked(box_folder, task).fault(30.0) == ""
 
 
 def test_an_image_without_tmux_is_refused_to_agents_in_it(tmp_path: Path) -> None:
