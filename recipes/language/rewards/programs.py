@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import marshal
 import os
 import re
@@ -12,6 +13,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
+from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.language.answers.exits import Exit
@@ -33,6 +36,11 @@ _PYTHON: Final = ("", "python", "python3", "py")
 _PATIENCE: Final = 6
 # The absolute and relative tolerance of decimals in outputs.
 _TOLERANCE: Final = 1e-6
+# The modules that LiveCodeBench imports, with all their names, before the program of a function.
+_IMPORTED: Final = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
+)
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
 # The test of a whole program, whose standard input is a file.
 _WHOLE: Final = """\
@@ -176,6 +184,25 @@ def _used_names(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
+def _imports_of(program: str) -> dict[str, str]:
+    """Return the names in a program that it may use without importing them, each with its module; "": a module."""
+    names = _names_of(program)
+    known = _known_names()
+    return {} if names is None else {name: known[name] for name in names[1] if name in known}
+
+
+@cache
+def _known_names() -> dict[str, str]:
+    modules = {name: import_module(name) for name in _IMPORTED}
+    known = {
+        name: of
+        for of, module in modules.items()
+        for name in getattr(module, "__all__", vars(module))
+        if not name.startswith("_") and not hasattr(builtins, name)
+    }
+    return {**known, **dict.fromkeys(modules, "")}
+
+
 class _Fault(NamedTuple):
     """The reason why a program fails a test, and the `Exit` of its run, or ""."""
 
@@ -233,6 +260,7 @@ class ProgramJudge:
             "statements": tests.statements,
             "names": names,
             "calls": tuple(map(tuple, tests.calls)),
+            "imports": _imports_of(program) if tests.calls else {},
             "end": end,
         }
         result = await self._run(function_tests(), [], marshal.dumps(job))

@@ -49,17 +49,28 @@ def _operations() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _load(program: str) -> dict[str, object]:
-    """Run a program as a module, and return the names that it defines."""
+def _load(program: str, imports: Mapping[str, str]) -> dict[str, object]:
+    """Run a program as a module, and return the names that it defines.
+
+    Args:
+        program: the program.
+        imports: the names that it may use without importing them, each with its module; "": the name is a module's.
+    """
     module = sys.modules["answer"] = ModuleType("answer")
     names = module.__dict__
+    known = {name: getattr(imported(of), name) if of else imported(name) for name, of in imports.items()}
+    names.update(known)
     try:
         exec(compile(program, "<answer>", "exec", dont_inherit=True), names)  # noqa: S102 - this process is there for it
     except SystemExit as error:
         # A program may call `exit` after defining its functions.
         if error.code not in (None, 0):
             raise
-    return {name: value for name, value in names.items() if not name.startswith("__")}
+    return {
+        name: value
+        for name, value in names.items()
+        if not name.startswith("__") and not (name in known and value is known[name])
+    }
 
 
 def _names(used: Sequence[str], defined: Mapping[str, object]) -> dict[str, object]:
@@ -100,7 +111,7 @@ def _listed(value: object) -> object:
 
 def _judge(link: PipeEnd, job: Mapping[str, Any]) -> None:
     """Run the tests; exceptions of tests and program propagate."""
-    defined: dict[str, object] = link.ask("load", [job["program"]], {})
+    defined: dict[str, object] = link.ask("load", [job["program"], job["imports"]], {})
     names: dict[str, object] = {"__name__": "tests", **_names(job["names"], defined)}
     for statement in job["statements"]:
         exec(compile(statement, "<test>", "exec", dont_inherit=True), names)  # noqa: S102 - the tests are the data set's

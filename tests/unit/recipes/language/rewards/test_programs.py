@@ -178,6 +178,14 @@ def test_a_function_is_tested_by_its_name(scorer: Scorer, inputs: list[object], 
     assert not scored(scorer, "def plus(a, b): return a + b", tests).correct
 
 
+def test_a_function_may_use_what_livecodebench_imports(scorer: Scorer) -> None:
+    body = "count = Counter(xs)\n        return max(count) if gcd(4, 6) == 2 else math.inf"
+    program = f"class Solution:\n    def count(self, xs: List[int]) -> Optional[int]:\n        {body}"
+    tests = json.dumps({"fn_name": "count", "inputs": [[[1, 3, 2]]], "outputs": [3]})
+    assert scored(scorer, program, tests).reason == "passed all of 1 tests"
+    assert not scored(scorer, program.replace("List", "Lists"), tests).correct
+
+
 def test_an_answer_without_a_program_is_wrong(scorer: Scorer) -> None:
     score = scorer.score(Item(text="def double(x): return 2 * x", answer=TESTS))
     assert (score.correct, score.failure) == (False, "")
