@@ -95,12 +95,15 @@ class ProgramTests:
         if not statements or not any(statement.strip() for statement in statements):
             raise ValueError("there are no tests")
         try:
-            nodes = [node for statement in statements for node in ast.walk(ast.parse(statement))]
+            nodes = [node for statement in statements for node in _executed(ast.parse(statement))]
         except (SyntaxError, ValueError, RecursionError) as error:
             raise ValueError(f"a test is not Python: {error}") from None
         # Reject `{'inputs': ...}`, which is Python but not JSON: every program would pass it.
         if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in nodes):
-            raise ValueError("the tests check nothing: there is no `assert`; JSON has double quotes, and a key once")
+            raise ValueError(
+                "the tests check nothing: outside of functions there is no `assert` and no call, such as `check(NAME)`"
+                " of HumanEval; JSON has double quotes, and a key once"
+            )
         return cls(statements=statements)
 
     @classmethod
@@ -118,6 +121,16 @@ class ProgramTests:
             raise ValueError("`inputs` and `outputs` are lists of as many calls and results")
         pairs = zip(rows, results, strict=True)
         return cls(calls=tuple(CallTest(function, _arguments(row), _value(expected)) for row, expected in pairs))
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a program except those within functions, which run only if they are called."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)
 
 
 def fault_of_tests(text: str) -> str:

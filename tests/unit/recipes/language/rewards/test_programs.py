@@ -86,6 +86,7 @@ def test_tests_are_python_or_pairs() -> None:
         ('{"inputs": ["1"], "inputs": ["2"], "outputs": ["1"]}', "the tests check nothing"),
         ("['assert f(1)']", "the tests check nothing"),
         ('["x = 1"]', "the tests check nothing"),
+        ("def check(candidate):\n    assert candidate(1) == 2\n", "the tests check nothing"),  # HumanEval
         ("(" * 5000, "not Python"),
     ],
 )
