@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rlinf_core.collective.arena import SharedSegment
 from rlinf_core.collective.connections.handshake import PeerIdentity
+from rlinf_core.collective.connections.reading_turn import ReadingTurn
 from rlinf_core.collective.messages.frame import FrameReader
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
@@ -42,13 +43,15 @@ class Connection:
     Args:
         moved: called when a part of a large message was sent.
         spin: the seconds for which its reader polls before it sleeps.
+        caller_spin: the seconds for which a caller that reads it polls before it sleeps.
 
     Attributes:
         shares_memory: whether it passes file descriptors, so that large parts go through shared memory.
         segments: the peer's shared memory, by its identity.
         passed: identities of the shared memory whose descriptors were sent to the peer.
         backlog: the number of messages that arrived and were not received yet; too many pause reading.
-        reader: the reader of frames, for the thread of this connection only.
+        reader: the reader of frames, for the thread that has the turn only.
+        turn: the turn to read it, which its thread has at first.
         closed: whether traffic has ended.
         replaced: whether a newer connection replaces it: then it is read to its end, even with a full backlog.
         former: the connections that it replaced and that were still being read then.
@@ -56,7 +59,13 @@ class Connection:
     """
 
     def __init__(
-        self, name: str, sock: socket.socket, peer: PeerIdentity, moved: Callable[[], None], spin: float = 0.0
+        self,
+        name: str,
+        sock: socket.socket,
+        peer: PeerIdentity,
+        moved: Callable[[], None],
+        spin: float = 0.0,
+        caller_spin: float = 0.0,
     ) -> None:
         sock.setblocking(True)
         self.name = name
@@ -68,6 +77,7 @@ class Connection:
         self.peer_closing = False
         self.backlog = 0
         self.reader = FrameReader(sock, spin)
+        self.turn = ReadingTurn(sock, caller_spin)
         self.closed = False
         self.replaced = False
         self.former: tuple[Connection, ...] = ()
@@ -284,6 +294,7 @@ class Connection:
         with self._write_lock:
             self.sock.close()
             self.reader.close()
+            self.turn.close()
             self.segments.clear()
             self._outbox.clear()
         self.drained.set()

@@ -248,7 +248,7 @@ class ConnectionPool:
     def _establish(self, name: str, sock: socket.socket, peer: PeerIdentity) -> None:
         if sock.family == socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
-        connection = Connection(name, sock, peer, self._moved, self._settings.reader_spin)
+        connection = Connection(name, sock, peer, self._moved, self._settings.reader_spin, self._settings.spin)
         with self._changed:
             group = self._established.setdefault(peer.incarnation, [])
             connection.former = tuple(group)

@@ -30,7 +30,8 @@ class Settings:
         inbox_bytes: undelivered bytes outside the arena, of the whole endpoint, before reading pauses.
         socket_buffer: the kernel's buffer for each direction of a TCP connection.
         ports: the TCP ports to choose the listener's from; None for any.
-        spin: how long a caller of a channel polls its mailbox before it sleeps; sleeping costs a wake-up.
+        spin: how long a caller polls before it sleeps, since sleeping costs a wake-up: a caller of a channel its
+            mailbox, and one that reads a connection the connection.
         reader_spin: how long the thread of a connection polls for the next frame before it sleeps.
     """
 

@@ -207,6 +207,7 @@ class FrameReader:
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+        self._need = HEADER.size
         self._fds: deque[int] = deque()
 
     def read(self) -> Frame:
@@ -217,15 +218,38 @@ class FrameReader:
             OSError: the connection broke.
             FrameError: the bytes are not a frame.
         """
-        need = HEADER.size
-        while True:
-            available = self._end - self._start
-            if available >= need:
-                frame, need = unpack(self._view, self._start, available)
-                if frame is not None:
-                    self._start += need
-                    return frame
-            self._receive(need)
+        while (frame := self.peek()) is None:
+            if not (self._spin_seconds and spin(partial(self._poller.poll, 0), self._spin_seconds)):
+                # A thread that blocks in a read is also woken, for nothing, when the peer reads what was sent to it.
+                self._poller.poll()
+            self.receive()
+        self.skip()
+        return frame
+
+    def peek(self) -> Frame | None:
+        """Return the next frame, without its body, if it has arrived; `skip` must follow before that is read."""
+        available = self._end - self._start
+        self._need = HEADER.size
+        if available < HEADER.size:
+            return None
+        frame, self._need = unpack(self._view, self._start, available)
+        return frame
+
+    def skip(self) -> None:
+        """Step past the frame that `peek` returned, to its body."""
+        self._start += self._need
+
+    def has_body(self, size: int) -> bool:
+        """Return whether the body of the frame that `peek` returned has arrived too; if not, `receive` continues it."""
+        if self._end - self._start >= self._need + size:
+            return True
+        self._need += size
+        return False
+
+    @property
+    def empty(self) -> bool:
+        """Whether all that was received has been read."""
+        return self._start == self._end
 
     def read_body(self, body: memoryview, moved: Callable[[], None]) -> None:
         """Fill `body` with the bytes that follow; `moved` is called after each read from the socket.
@@ -285,12 +309,14 @@ class FrameReader:
         while self._fds:
             os.close(self._fds.popleft())
 
-    def _receive(self, need: int) -> None:
-        """Read once from the socket, with room for `need` bytes from the current start."""
-        self._make_room(need)
-        if not (self._spin_seconds and spin(partial(self._poller.poll, 0), self._spin_seconds)):
-            # A thread that blocks in a read is also woken, for nothing, whenever the peer reads what was sent to it.
-            self._poller.poll()
+    def receive(self) -> None:
+        """Read once from the socket, with room for what is missing of the next frame.
+
+        Raises:
+            EOFError: the peer closed the connection.
+            OSError: the connection broke.
+        """
+        self._make_room(self._need)
         space = self._view[self._end :]
         if not self._takes_fds:
             count = self._sock.recv_into(space)

@@ -78,9 +78,13 @@ class Backlog:
             pauses = list(self._pauses)
         _wake([one for one in pauses if incarnation in (None, one.connection.peer.incarnation)])
 
+    def is_full(self, connection: Connection) -> bool:
+        """Return whether reading a connection must wait for room, unless a message is awaited from it."""
+        return connection.backlog > self._most_messages or self._bytes > self._most_bytes
+
     def wait_for_room(self, connection: Connection, awaited: Callable[[], bool]) -> None:
         """If the backlog is full, wait until half of it is free, or a message is `awaited` from the connection."""
-        if connection.backlog > self._most_messages or self._bytes > self._most_bytes:
+        if self.is_full(connection):
             half = (self._most_bytes - 1) // 2
             self._wait(connection, half, lambda: connection.backlog <= self._half_of_messages, awaited)
 

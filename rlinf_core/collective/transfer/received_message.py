@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from rlinf_core.collective.arena import BlockLease
 from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.connections.reading_turn import ReadingTurn
 from rlinf_core.collective.messages.frame import Flag, Frame, layout
 from rlinf_core.collective.messages.message import decode
 from rlinf_core.collective.messages.payload import copy_bytes, private_memory
@@ -117,9 +119,10 @@ class PostedReceive(Work[object]):
     Attributes:
         buffer: the buffer that `recv_tensor` fills; None for `recv`.
         given_up: whether it failed while a body was read for it, which then goes into other memory.
+        turn: the turn to read the connection of its stream, if there was one when it was issued.
     """
 
-    __slots__ = ("_failing", "_filled", "_lock", "_memory", "buffer", "given_up")
+    __slots__ = ("_failing", "_filled", "_lock", "_memory", "buffer", "given_up", "turn")
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ class PostedReceive(Work[object]):
         super().__init__(kind, source, seconds, waits, detached=detached, decode=decode)
         self.buffer = target
         self.given_up = False
+        self.turn: ReadingTurn | None = None
         self._failing = False
         # The memory that a body is read into, and the bytes read so far.
         self._memory: memoryview | None = None
@@ -178,6 +182,16 @@ class PostedReceive(Work[object]):
             count = read_now(self._memory[self._filled :])
             self._filled += count
             return count
+
+    def _sleep_until(self, deadline: float) -> bool:
+        sleep = partial(super()._sleep_until, deadline)
+        return sleep() if self.turn is None else self.turn.wait(self, deadline, sleep)
+
+    def _settle(self, value: object, error: BaseException | None) -> bool:
+        settled = super()._settle(value, error)
+        if settled and self.turn is not None:
+            self.turn.settled(self)
+        return settled
 
     def fail(self, error: BaseException) -> bool:
         with self._lock:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 
 from rlinf_core.collective.arena import Arena, BlockLease, SharedSegment
 from rlinf_core.collective.connections.connection import Connection
@@ -65,6 +66,8 @@ class Receiver:
         if received is None:
             if stream.incarnation is not None:
                 self._backlog.stir(stream.incarnation)
+            if stream.connection is not None:
+                posted.turn = stream.connection.turn
             return False
         self._take(stream, posted, received)
         return True
@@ -93,16 +96,36 @@ class Receiver:
             # Earlier messages come first. The wait ends, since a replaced connection is read to its end.
             former.drained.wait()
         connection.former = ()
+        connection.turn.read_some = partial(self._read_some, connection)
         try:
             while True:
-                self._read_frame(connection)
+                self._read_body_of(connection, connection.reader.read())
+                if connection.reader.empty:
+                    connection.turn.stand_by()
         except Exception as error:  # noqa: BLE001 - any error ends the connection
             if not isinstance(error, EOFError | OSError | RuntimeFailure):
                 _log.exception("what a connection brought could not be handled")
             self._lost(connection, connection.reason_of(error))
 
-    def _read_frame(self, connection: Connection) -> None:
-        frame = connection.reader.read()
+    def _read_some(self, connection: Connection) -> bool:
+        """Read once, and handle the frames that have arrived with their bodies, in the thread of a waiting caller.
+
+        Return False if the next frame may have to wait for something, which the caller must not.
+        """
+        reader = connection.reader
+        reader.receive()
+        while (frame := reader.peek()) is not None:
+            size = 0 if frame.flags & Flag.SHARED else frame.body_size
+            if frame.flags & Flag.GROWING or size > self._inline_limit or self._backlog.is_full(connection):
+                return False
+            if not reader.has_body(size):
+                break
+            reader.skip()
+            self._read_body_of(connection, frame)
+        return True
+
+    def _read_body_of(self, connection: Connection, frame: Frame) -> None:
+        """Handle a frame, after its body."""
         if frame.flags & Flag.TENSOR:
             _check_tensor(frame)
             if frame.flags & Flag.GROWING:
@@ -281,7 +304,8 @@ class Receiver:
             return
         reserved, received.reserved = received.reserved, 0
         self._backlog.add(received, connection, reserved)
-        self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
+        if not connection.turn.led:
+            self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
 
     def _match(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> bool:
         """Give a message to a receive, or fail the receive if they do not fit, and notify the sender.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,9 +42,9 @@ SEVENS, NINES = (np.full(SIZE, number, np.uint8) for number in (7, 9))
 
 
 class Wired:
-    """A group whose only other member is one or more sockets."""
+    """A group whose other members are one or more sockets."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Sequence[WorkerAddress] = ()) -> None:
         self.settings = Settings(timeout=20.0, inbox_messages=2)
         waits = WaitTable()
         self.backlog = Backlog(self.settings)
@@ -57,11 +57,11 @@ class Wired:
         endpoint: Any = SimpleNamespace(
             settings=self.settings,
             waits=waits,
-            seconds=lambda timeout: self.settings.timeout,
+            seconds=lambda timeout: self.settings.timeout if timeout is None else timeout,
             stream=lambda me, peer, resolver: self.streams.of(me.get_name(), peer.get_name()),
             receive=self.receiver.post,
         )
-        self.group = CollectiveGroup(cast("Endpoint", endpoint), HERE, (THERE,), unused)
+        self.group = CollectiveGroup(cast("Endpoint", endpoint), HERE, (THERE, *others), unused)
         self.sockets: list[socket.socket] = []
         self.threads: list[threading.Thread] = []
 
