@@ -51,7 +51,7 @@ def attach_to(name: str, place: str, hello: Hello, command: str) -> None:
     Raises:
         RunError: the process is on another machine, another terminal is attached, or the process has continued.
     """
-    from rlinf_core.worker.debugging.breakpoints import GOES_ON, is_own_peer, socket_of
+    from rlinf_core.worker.debugging import GOES_ON, is_own_peer, socket_of
 
     process = hello.process
     if process is None or hello.info.unix_path is None or look(process) is not Presence.ALIVE:

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rlinf_cli.advice.job_devices import FreeDevices, JobDevices, devices_of
 from rlinf_cli.advice.recorded_runs import RecordedRun, fitted, flow_of
 from rlinf_cli.runs.memory_record import node_memory, node_needs
-from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates
+from rlinf_core.advice.arrangements import (
+    Arrangement,
+    DeviceGroup,
+    DeviceSpan,
+    Ranked,
+    SearchResult,
+    candidates,
+    search,
+)
 from rlinf_core.advice.durations import Durations
-from rlinf_core.advice.search import Ranked, SearchResult, search
 from rlinf_core.errors import RLinfError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.placement.picture import hosts_by_rank
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
-from rlinf_core.config.machines.hosts import expand_hosts
+from rlinf_core.config.machines.cluster_values import expand_hosts
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import NotationError
 from rlinf_core.env_vars import NODE_RANK, PORTS

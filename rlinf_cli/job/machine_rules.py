@@ -9,7 +9,7 @@ from typing import Final
 
 from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.machines.cluster import EnvConfig, SshConfig
-from rlinf_core.config.machines.hosts import expand_hosts
+from rlinf_core.config.machines.cluster_values import expand_hosts
 from rlinf_core.config.ranks import common, format_range, intersect, merge_ranges, subtract
 from rlinf_core.config.rules.groups import CLUSTER, Claim, Site, contradictions, group_ranges, variable_paths
 from rlinf_core.config.secrets import is_secret, url_secrets

@@ -21,9 +21,8 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from rlinf_core.advice.arrangements import Arrangement
+from rlinf_core.advice.arrangements import Arrangement, Flow
 from rlinf_core.advice.durations import CallRow, Durations
-from rlinf_core.advice.search import Flow
 
 # The values of a trial: a few steps, the first of which warms up, without checkpoints or evaluation.
 TRIAL: Mapping[str, Any] = MappingProxyType(

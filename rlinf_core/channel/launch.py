@@ -13,9 +13,8 @@ from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.client import ChannelClient
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, Settings, advertised_on
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.context import Session, current_session

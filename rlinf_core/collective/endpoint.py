@@ -19,15 +19,13 @@ from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.listener import Listener, UnixDirectory, listen_tcp, listen_unix
-from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.endpoint_info import Resolver, advertised_address, make_endpoint_info
+from rlinf_core.collective.endpoint_info import Resolver, Settings, advertised_address, make_endpoint_info
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Encoded, FallbackDumps, Message, encode
-from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.forwarder import Forwarder
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import Explain, PeerStreams, died
-from rlinf_core.collective.transfer.received_message import PostedReceive
+from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive
 from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import WaitTable, Work

@@ -28,7 +28,7 @@ from rlinf_core.runners.recovery import NodesReturned, Restarts, all_deaths, dea
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.supervision.deaths import took_its_node
-from rlinf_core.worker.group.watchers import fallen_watcher
+from rlinf_core.worker.group.handle import fallen_watcher
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
 

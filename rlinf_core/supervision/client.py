@@ -13,9 +13,8 @@ from typing import Any
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.collective.connections.handshake import ClusterSecret
-from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, StaticResolver, own_place
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, Settings, StaticResolver, own_place
 from rlinf_core.collective.messages.message import FallbackDumps
 from rlinf_core.collective.work import Work
 from rlinf_core.context import Session, current_session

@@ -46,11 +46,10 @@ from rlinf_core.worker.calls import (
     current_call,
     whole,
 )
-from rlinf_core.worker.debugging.breakpoints import enter_breakpoints
-from rlinf_core.worker.debugging.profiles import Profile, start_profile
+from rlinf_core.worker.debugging import Profile, enter_breakpoints, start_profile
+from rlinf_core.worker.group_call import unanswered
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
-from rlinf_core.worker.unanswered_calls import unanswered
 
 T = TypeVar("T")
 

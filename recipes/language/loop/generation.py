@@ -13,8 +13,7 @@ from recipes.language.prompts.prompt_messages import GenerationReport, KeepUnfin
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, WorkerGroupHandle, env_vars
 from rlinf_core.errors import RunError
 from rlinf_core.waiting import Deadline
-from rlinf_core.worker.group.handle import wait_together
-from rlinf_core.worker.group.watchers import WaitWatch
+from rlinf_core.worker.group.handle import WaitWatch, wait_together
 
 # Keys of the channels between rollout and reward workers and the runner.
 REPORTS: Final = "reports"

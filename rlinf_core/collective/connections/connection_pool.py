@@ -16,8 +16,7 @@ from rlinf_core.collective.connections import handshake
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
 from rlinf_core.collective.connections.listener import tune_tcp
-from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.endpoint_info import EndpointInfo, Settings
 from rlinf_core.errors import AuthenticationError, RuntimeFailure
 from rlinf_core.process.proc import peer_credentials
 

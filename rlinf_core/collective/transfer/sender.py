@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlinf_core.collective.arena import LOCAL, Arena, ArenaBlock, BlockLease, spill
 from rlinf_core.collective.connections.connection import Connection, ConnectionLostError
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.collective.messages.frame import PIECE, Flag, Frame, FrameKind, SharedPlace, pack_message
 from rlinf_core.collective.messages.message import (
     Bytes,

@@ -12,8 +12,7 @@ from rlinf_core.errors import RLinfError
 from rlinf_core.suggest import short_repr
 from rlinf_core.worker.calls import unpicklable, whole
 from rlinf_core.worker.group.handle import WorkerGroupHandle
-from rlinf_core.worker.group_call import GroupMember
-from rlinf_core.worker.unanswered_calls import unanswered
+from rlinf_core.worker.group_call import GroupMember, unanswered
 
 
 @contextmanager

@@ -27,10 +27,9 @@ from rlinf_core.waiting import Deadline
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import pickling
 from rlinf_core.worker.group.handle import WorkerGroupHandle
-from rlinf_core.worker.group_call import GroupMember
+from rlinf_core.worker.group_call import GroupMember, unanswered
 from rlinf_core.worker.process import WorkerProcess
 from rlinf_core.worker.process_host import CONCURRENCY, HostedActor, HostHandle, ProcessHost
-from rlinf_core.worker.unanswered_calls import unanswered
 
 # Positional and keyword arguments of a constructor.
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

@@ -1,7 +1,7 @@
 """Workers of one class, launched and called as a group.
 
 This module defines what a program can do with a group. The start of workers, calls, waits and deaths are elsewhere
-(`launch`, `handle`, `watchers`, `supervision.deaths`). Functions over several groups are here because they use private
+(`launch`, `handle`, `supervision.deaths`). Functions over several groups are here because they use private
 attributes of groups.
 """
 
@@ -36,8 +36,7 @@ from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import GroupMethod, GroupView
 from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.launch import Launch, LaunchPlan, close_group, kill, release_name, running_members
-from rlinf_core.worker.group_call import GroupCall, GroupMember
-from rlinf_core.worker.unanswered_calls import unanswered
+from rlinf_core.worker.group_call import GroupCall, GroupMember, unanswered
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)

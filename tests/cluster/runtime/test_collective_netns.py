@@ -15,7 +15,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.handshake import ClusterSecret
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.errors import WorkerDiedError
 
 pytestmark = [

@@ -24,7 +24,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.handshake import ClusterSecret
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 
 _SCRIPT = Path(__file__).with_name("peer_process.py")
 _ROOT = Path(__file__).parents[3]

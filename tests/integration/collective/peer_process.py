@@ -17,9 +17,8 @@ from typing import Any
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.handshake import ClusterSecret
-from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.endpoint_info import Settings, StaticResolver
 from rlinf_core.failures import PackedError
 
 

@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates, share_one
-from rlinf_core.advice.search import Simulated, search
+from rlinf_core.advice.arrangements import (
+    Arrangement,
+    DeviceGroup,
+    DeviceSpan,
+    Simulated,
+    candidates,
+    search,
+    share_one,
+)
 
 NAMES = ("env", "actor")
 

@@ -12,7 +12,7 @@ import pytest
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool
 from rlinf_core.collective.connections.handshake import Admission, PeerIdentity
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 
 
 class Side:

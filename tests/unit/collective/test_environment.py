@@ -11,8 +11,7 @@ import pytest
 
 from rlinf_core.collective import memory_budget
 from rlinf_core.collective.connections.listener import LONGEST_PATH, UnixDirectory, reap
-from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.endpoint_info import advertised_address, make_endpoint_info
+from rlinf_core.collective.endpoint_info import Settings, advertised_address, make_endpoint_info
 from rlinf_core.errors import EnvironmentVariableError
 from rlinf_core.process.proc import alive, identity
 

@@ -19,9 +19,8 @@ from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections import handshake
 from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
 from rlinf_core.collective.connections.listener import Listener, listen_unix
-from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.endpoint_info import Settings, StaticResolver
 from rlinf_core.errors import AuthenticationError
 
 pytestmark = pytest.mark.security

@@ -10,13 +10,12 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.collective.connections.connection import ConnectionLostError
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_message import Backlog, ReceivedMessage
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError, WorkerDiedError

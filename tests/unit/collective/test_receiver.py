@@ -20,15 +20,14 @@ from rlinf_core.collective.arena import FIRST_LEASE, LeaseState, spill
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool
-from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
 from rlinf_core.collective.messages.message import encode
-from rlinf_core.collective.transfer import backlog, received_message, receiver
-from rlinf_core.collective.transfer.backlog import Backlog
+from rlinf_core.collective.transfer import received_message, receiver
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
+from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.transfer.sender import shared_body
 from rlinf_core.collective.work import WaitTable, Work
@@ -433,7 +432,7 @@ def test_replaced_connection_is_not_sent_through(replaced: bool) -> None:
 def test_replaced_connection_is_read_to_its_end_at_once(
     make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "_SLICE", 60.0)
+    monkeypatch.setattr(received_message, "_SLICE", 60.0)
     pair = make_pair(tcp=False, inbox_messages=2)
     for number in range(6):
         pair.there.send(number, HERE)
@@ -498,7 +497,7 @@ def test_bodies_that_are_read_at_once_share_the_limit(wired: Wired, monkeypatch:
 
 
 def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_SLICE", 20.0)
+    monkeypatch.setattr(received_message, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=4, inbox_bytes=1000))
     looks: list[int] = []
     ended: list[int] = []
@@ -529,7 +528,7 @@ def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.Mon
 
 
 def test_taken_bytes_wake_whom_they_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_SLICE", 20.0)
+    monkeypatch.setattr(received_message, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=100, inbox_bytes=1000))
     connection: Any = SimpleNamespace(backlog=0, closed=False, peer=SimpleNamespace(incarnation="one"))
     messages = [ReceivedMessage(Frame(FrameKind.MESSAGE, head=bytes(100))) for _ in range(11)]

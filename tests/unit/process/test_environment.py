@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core import ConfigError, env_vars
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.env_vars import REGISTER, EnvVar
 from rlinf_core.errors import EnvironmentVariableError, RLinfError

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
+from rlinf_core.collective.transfer.received_message import Backlog
 from rlinf_core.collective.transfer.receiver import Handler, Receiver
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import WorkerDiedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.context import Session
 from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.supervision.manager import ManagerProcess

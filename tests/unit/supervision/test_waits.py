@@ -13,8 +13,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.endpoint_info import Settings, StaticResolver
 from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
 from rlinf_core.process import inflight_ops
 from rlinf_core.process.inflight_ops import InflightOps

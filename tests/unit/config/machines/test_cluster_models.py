@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlinf_core.config.machines.cluster import ClusterConfig, SshConfig
-from rlinf_core.config.machines.hosts import expand_hosts
+from rlinf_core.config.machines.cluster_values import expand_hosts
 from rlinf_core.config.ranks import (
     MAX_RANK,
     NodeRanks,

@@ -21,10 +21,9 @@ from rlinf_core.errors import CancelledOperationError
 from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.supervision.manager import ManagerProcess
 from rlinf_core.waiting import OperationKind
+from rlinf_core.worker import debugging
 from rlinf_core.worker.calls import MethodCall, current_call
-from rlinf_core.worker.debugging import breakpoints, profiles
-from rlinf_core.worker.debugging.breakpoints import GOES_ON, socket_of
-from rlinf_core.worker.debugging.profiles import start_profile
+from rlinf_core.worker.debugging import GOES_ON, socket_of, start_profile
 from tests.waiting import until
 
 SECRET = b"0123456789abcdef" * 2
@@ -55,7 +54,7 @@ class Stopped:
             current_call.set(self._call)
         value = 41
         try:
-            breakpoints.wait_here()
+            debugging.wait_here()
             value += 1
             self.outcome = value
         except BaseException as error:
@@ -169,7 +168,7 @@ def test_cancelled_call_leaves_its_breakpoint(client: ManagerClient) -> None:
 
 
 def test_another_user_is_sent_away(client: ManagerClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breakpoints, "is_own_peer", lambda connection: False)
+    monkeypatch.setattr(debugging, "is_own_peer", lambda connection: False)
     stopped = Stopped()
     terminal = Terminal(client)
     assert terminal.is_closed()
@@ -197,8 +196,8 @@ def test_process_without_a_job_passes(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (None, f"{breakpoints.__name__}.wait_here"),
-        ("ray.util.rpdb.set_trace", f"{breakpoints.__name__}.wait_here"),
+        (None, f"{debugging.__name__}.wait_here"),
+        ("ray.util.rpdb.set_trace", f"{debugging.__name__}.wait_here"),
         ("0", "0"),
         ("ipdb.set_trace", "ipdb.set_trace"),
     ],
@@ -207,7 +206,7 @@ def test_hook_of_the_user_is_kept(before: str | None, after: str, monkeypatch: p
     monkeypatch.setenv("PYTHONBREAKPOINT", before or "")
     if before is None:
         monkeypatch.delenv("PYTHONBREAKPOINT")
-    breakpoints.enter_breakpoints()
+    debugging.enter_breakpoints()
     assert os.environ["PYTHONBREAKPOINT"] == after
 
 
@@ -233,7 +232,7 @@ def spy(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = folder / "py-spy"
     program.write_text(code.format(python=sys.executable), encoding="utf-8")
     program.chmod(0o755)
-    monkeypatch.setattr(profiles, "py_spy", lambda: str(program))
+    monkeypatch.setattr(debugging, "py_spy", lambda: str(program))
 
 
 def test_torch_writes_operators(tmp_path: Path) -> None:
@@ -290,7 +289,7 @@ def test_refusal_of_py_spy_is_logged(
 def test_missing_py_spy_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(profiles, "py_spy", lambda: None)
+    monkeypatch.setattr(debugging, "py_spy", lambda: None)
     caplog.set_level(logging.WARNING, "rlinf")
     assert start_profile("py-spy", str(tmp_path / "env-0.json")) is None
     assert "py-spy is not installed here" in caplog.text

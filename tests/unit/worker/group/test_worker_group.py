@@ -27,10 +27,9 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process.proc import MARK, stat
 from rlinf_core.topology import ClusterTopology, NodeInfo
 from rlinf_core.worker import group_call
-from rlinf_core.worker.group import handle, watchers
-from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
+from rlinf_core.worker.group import handle
+from rlinf_core.worker.group.handle import WaitWatch, WorkerGroupHandle, fallen_watcher, wait_together
 from rlinf_core.worker.group.launch import WAVE, base_address, waves
-from rlinf_core.worker.group.watchers import WaitWatch, fallen_watcher
 from rlinf_core.worker.group_call import GroupMember
 from rlinf_core.worker.worker import Worker
 from tests.waiting import until
@@ -185,7 +184,7 @@ def see(monkeypatch: pytest.MonkeyPatch, manager: WorkerDiedError | None, *ray: 
     """Have a manager found dead, and processes of Ray at one look after another."""
     looks = iter(ray)
     last = ray[-1] if ray else None
-    monkeypatch.setattr(watchers, "current_client", lambda: SimpleNamespace(lost_manager=lambda: manager))
+    monkeypatch.setattr(handle, "current_client", lambda: SimpleNamespace(lost_manager=lambda: manager))
     monkeypatch.setattr(engine, "fallen", lambda: next(looks, last))
 
 
@@ -196,13 +195,13 @@ def test_nothing_is_named_while_all_live(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_manager_is_named_where_ray_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "_ENGINE_SECONDS", 0.0)
+    monkeypatch.setattr(handle, "_ENGINE_SECONDS", 0.0)
     see(monkeypatch, MANAGER, None)
     assert fallen_watcher() is MANAGER
 
 
 def test_raylet_that_ends_after_the_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchers, "_ENGINE_SECONDS", 60.0)
+    monkeypatch.setattr(handle, "_ENGINE_SECONDS", 60.0)
     see(monkeypatch, MANAGER, None, None, RAYLET)
     with pytest.raises(WorkerDiedError) as raised:
         WaitWatch().look()
@@ -223,7 +222,7 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[in
         child = int(parent.stdout.readline())
         peers = {"EnvGroup:0": SimpleNamespace(info=SimpleNamespace(pid=parent.pid, place=own_place()))}
         client = SimpleNamespace(lost_manager=lambda: None, snapshot=lambda: SimpleNamespace(peers=peers))
-        monkeypatch.setattr(watchers, "current_client", lambda: client)
+        monkeypatch.setattr(handle, "current_client", lambda: client)
         yield parent.pid, child
         for pid in (child, parent.pid):
             os.kill(pid, signal.SIGKILL)
@@ -232,7 +231,7 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[in
 def looked(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     watch = WaitWatch()
     began = time.monotonic()
-    monkeypatch.setattr(watchers.time, "monotonic", lambda: began + 6)
+    monkeypatch.setattr(handle.time, "monotonic", lambda: began + 6)
     with caplog.at_level(logging.WARNING, "rlinf.job"):
         watch.look()
     monkeypatch.undo()

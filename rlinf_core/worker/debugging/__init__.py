@@ -1,1 +1,0 @@
-"""Debugging of workers: breakpoints that a terminal attaches to, and profiles."""
