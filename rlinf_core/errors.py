@@ -36,7 +36,7 @@ from __future__ import annotations
 import signal as signals
 from typing import Any, NamedTuple
 
-from rlinf_core.suggest import clipped, did_you_mean
+from rlinf_core.suggest import clipped, did_you_mean, quoted
 
 
 class ProcessEnd(NamedTuple):
@@ -156,7 +156,7 @@ class UnknownGroupError(RuntimeFailure, LookupError):
     """
 
     def __init__(self, group: str, known: tuple[str, ...], *, where: str | None = None, kind: str = "group") -> None:
-        listed = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
+        listed = quoted(sorted(known)) or "none"
         super().__init__(
             f"no {kind} is named `{group}`",
             where=where,

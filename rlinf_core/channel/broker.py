@@ -33,6 +33,7 @@ from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError
+from rlinf_core.suggest import quoted
 from rlinf_core.supervision.waits import ChannelView
 
 _log = logging.getLogger(__name__)
@@ -366,7 +367,7 @@ class Broker:
 
     def _orphaned(self) -> WorkerDiedError:
         last = self._dead_producers[-1]
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(client.address for client in self._dead_producers))
+        names = quoted(dict.fromkeys(client.address for client in self._dead_producers))
         why = f"channel `{self.name}` holds too little, and all that ever put into it are dead: {names}"
         return WorkerDiedError(
             last.address, node=last.node, cause=f"{last.cause}; {why}" if last.cause else why, where=self.name

@@ -17,6 +17,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective import memory_budget
 from rlinf_core.errors import EnvironmentVariableError, PeerNotFoundError
 from rlinf_core.process.proc import boot_id, namespace
+from rlinf_core.suggest import quoted
 from rlinf_core.waiting import contact_seconds
 
 
@@ -99,7 +100,7 @@ def advertised_on(ip: str) -> str | None:
 
 
 def _interfaces() -> str:
-    names = ", ".join(f"`{name}`" for _, name in socket.if_nameindex())
+    names = quoted(name for _, name in socket.if_nameindex())
     return f"an interface with an IPv4 address; there are {names}"
 
 

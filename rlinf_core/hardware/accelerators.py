@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.accelerator import Accelerator, Device, Host, known, named
-from rlinf_core.suggest import did_you_mean
+from rlinf_core.suggest import did_you_mean, quoted
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
 _LIST = ("nvidia-smi", "-L")
@@ -286,7 +286,7 @@ def get_accelerator(name: str) -> Accelerator:
     """
     accelerator = _ACCELERATORS.get(name)
     if accelerator is None:
-        names = ", ".join(f"`{known_name}`" for known_name in _ACCELERATORS)
+        names = quoted(_ACCELERATORS)
         raise ConfigError(f"unknown accelerator `{name}`", help=did_you_mean(name, _ACCELERATORS) or f"known: {names}")
     return accelerator
 

@@ -20,6 +20,7 @@ from rlinf_core.config.validating.pruning import cut
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.files import read_json_object
 from rlinf_core.job.recipe import Job
+from rlinf_core.suggest import quoted
 
 _MOST_NAMED: Final = 12
 # The number of folders from a checkpoint's up to its run's, both included.
@@ -73,7 +74,7 @@ def without_earlier_keys(
         else:
             noted.append(path)
     if noted:
-        named = ", ".join(f"`{format_path(path)}`" for path in noted[:_MOST_NAMED])
+        named = quoted(format_path(path) for path in noted[:_MOST_NAMED])
         others = f" and {len(noted) - _MOST_NAMED} others" if len(noted) > _MOST_NAMED else ""
         message = f"an earlier rlinf wrote keys that this one has no more, and that are left out: {named}{others}"
         diagnostics.add(Diagnostic("no-effect", Severity.NOTE, message, Span(file, 0, 0), noted[0]))

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from rlinf_core.config.machines.cluster import ClusterConfig, EnvConfig
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
+from rlinf_core.suggest import quoted
 
 # Search paths. A value for one is prepended to the node's own: replacing it would hide the node's CUDA, Python packages
 # or ROS.
@@ -94,7 +95,7 @@ def forwarded_values(names: tuple[str, ...], environ: Mapping[str, str]) -> dict
     """
     unset = [name for name in names if name not in environ]
     if unset:
-        listed = ", ".join(f"`{name}`" for name in unset)
+        listed = quoted(unset)
         raise ConfigError(
             f"`cluster.forward_env` names {listed}, which {'is' if len(unset) == 1 else 'are'} not set here",
             help="set it before this command, or remove it from the file",

@@ -27,6 +27,7 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import NodesReturned, Restarts, all_deaths, death
 from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.suggest import quoted
 from rlinf_core.supervision.deaths import took_its_node
 from rlinf_core.worker.group.handle import fallen_watcher
 from rlinf_core.worker.group.worker_group import WorkerGroup
@@ -251,7 +252,8 @@ class Relaunching(ABC):
                     self._groups[component].relaunch(*ranks)
                 repeated = self.prepare(dead)
             except RLinfError as failure:
-                LOGGER.warning("%s could not be started again alone: %s", _spell(dead), failure)
+                names = quoted(f"{component}:{rank}" for component, ranks in dead.items() for rank in ranks)
+                LOGGER.warning("%s could not be started again alone: %s", names, failure)
                 return False
         reason, *details = str(cause).splitlines()
         if cause.end is not None and cause.end.signal is not None:
@@ -271,7 +273,3 @@ class Relaunching(ABC):
                 return None
             dead.setdefault(names[group], []).append(int(rank))
         return {component: tuple(sorted(ranks)) for component, ranks in dead.items()}
-
-
-def _spell(dead: Dead) -> str:
-    return ", ".join(f"`{component}:{rank}`" for component, ranks in dead.items() for rank in ranks)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from rlinf_core.node.process_identity import Presence, look
 from rlinf_core.node.stacks import ProcessStacks, StackRequest, children_of
 from rlinf_core.process.proc import Stat, stat
+from rlinf_core.suggest import quoted
 from rlinf_core.supervision.job_view import (
     JobProcess,
     JobSnapshot,
@@ -101,7 +102,7 @@ def spell_standing(job: JobSnapshot, processes: Sequence[JobProcess]) -> list[St
     entered = [one for one in standing if one.in_collective]
     others = [one for one in standing if not one.in_collective]
     verb = "wait" if len(entered) > 1 else "waits"
-    waiting = f"; {_spell(one.name for one in entered)} {verb} for it in a collective operation" if entered else ""
+    waiting = f"; {quoted(one.name for one in entered)} {verb} for it in a collective operation" if entered else ""
     return [one._replace(how=f"{one.how}{waiting}") for one in others] or entered
 
 
@@ -230,7 +231,3 @@ def _is_here(job: JobSnapshot, name: str) -> bool:
 def _seconds(pid: int) -> float:
     shown = stat(pid)
     return float("inf") if shown.state in _AT_WORK else shown.ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _spell(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 from rlinf_core.process import pacing, tracing
-from rlinf_core.suggest import as_index, short_repr
+from rlinf_core.suggest import as_index, quoted, short_repr
 from rlinf_core.worker.calls import add_call
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def reduce_durations(by_rank: Sequence[Mapping[str, float]], reduction: Reductio
     """
     reduce = _REDUCTIONS.get(reduction)
     if reduce is None:
-        names = ", ".join(f"`{name}`" for name in _REDUCTIONS)
+        names = quoted(_REDUCTIONS)
         raise ValueError(f"`{reduction}` is not a reduction of durations, expected one of {names}")
     tags = dict.fromkeys(tag for durations in by_rank for tag in durations)
     return {tag: reduce([durations[tag] for durations in by_rank if tag in durations]) for tag in tags}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rlinf_core.config.secrets import MASK
 from rlinf_core.config.tree import Node, ScalarNode
 from rlinf_core.scalars import WrittenScalar, YamlBool, kind_of
-from rlinf_core.suggest import did_you_mean
+from rlinf_core.suggest import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -197,7 +197,7 @@ _EMPTY_HELP: Final = "give it a value or remove the key"
 def _not_a_choice(subject: str, expected: str, value: object) -> Words:
     choices = [choice.strip("'\"") for choice in re.split(r", | or ", expected)]
     guess = did_you_mean(value, choices) if isinstance(value, str) else None
-    listed = ", ".join(f"`{choice}`" for choice in choices)
+    listed = quoted(choices)
     return Words("bad-value", f"{subject} must be one of {listed}, found {shown(value)}", guess)
 
 

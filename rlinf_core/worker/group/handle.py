@@ -29,6 +29,7 @@ from rlinf_core.errors import (
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.process.proc import MARK, processes_of, stat
+from rlinf_core.suggest import quoted
 from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.supervision.verdicts import spell_stopped
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
@@ -315,7 +316,7 @@ class WorkerGroupHandle(GroupCall[T]):
         tag = self.method if tag is None else tag
         durations: dict[str, float] = self.consume_durations(reduction_type)
         if tag not in durations:
-            tags = ", ".join(f"`{tag}`" for tag in durations) or "none"
+            tags = quoted(durations) or "none"
             raise KeyError(f"no timer `{tag}` ran in {self._title}; its timers: {tags}")
         return durations[tag]
 
