@@ -1,4 +1,4 @@
-"""The pending operations of one process, by thread and asyncio task, readable by other processes."""
+"""The pending operations of one process, by thread and asyncio task, and what else it holds, for other processes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from rlinf_core.process import tracing
 from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication
@@ -237,3 +237,27 @@ def current_task_key() -> Hashable:
 def _is_ours() -> bool:
     """Return whether the runtime started the calling thread, which may then wait for work without being stuck."""
     return threading.current_thread().name.startswith("rlinf-")
+
+
+_MOST_LINES: Final = 9
+_LONGEST: Final = 120
+_holders: list[Callable[[], Sequence[str]]] = []
+
+
+def show_holdings(holder: Callable[[], Sequence[str]]) -> None:
+    """Register a function that returns a line for each resource of this process; it is called from another thread."""
+    _holders.append(holder)
+
+
+def holdings() -> tuple[str, ...]:
+    """Return a line for each resource that this process holds; of more than 9, the first 9 and how many more."""
+    lines = [line[:_LONGEST] for holder in tuple(_holders) for line in _said(holder)]
+    rest = len(lines) - _MOST_LINES
+    return (*lines[:_MOST_LINES], f"and {rest} more") if rest > 0 else tuple(lines)
+
+
+def _said(holder: Callable[[], Sequence[str]]) -> Sequence[str]:
+    try:
+        return holder()
+    except Exception as error:  # noqa: BLE001 - an error in a recipe's function must not hide the other lines
+        return (f"what it holds is not known: {type(error).__name__}: {error}",)

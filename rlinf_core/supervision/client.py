@@ -31,8 +31,7 @@ from rlinf_core.failures import PackedError
 from rlinf_core.node.process_end import EndWatch
 from rlinf_core.node.process_identity import UnprovenProcessError, own_identity
 from rlinf_core.node.stacks import SECONDS, ProcessStacks, StackRequest, describe_stacks, read_stacks
-from rlinf_core.process.holdings import holdings
-from rlinf_core.process.inflight_ops import InflightOps
+from rlinf_core.process.inflight_ops import InflightOps, holdings
 from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, exit_reason, own_log
 from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.supervision.lives import MANAGER, GroupLife, Hello, NotYet

@@ -29,7 +29,7 @@ from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
-from rlinf_core.process.holdings import show_holdings
+from rlinf_core.process.inflight_ops import show_holdings
 
 # The extra seconds that the toolbox allows, as the box itself enforces the limit of a command.
 _PATIENCE_SECONDS: Final = 120.0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlinf_core.process import holdings as module
-from rlinf_core.process.holdings import holdings, show_holdings
+from rlinf_core.process import inflight_ops as module
+from rlinf_core.process.inflight_ops import holdings, show_holdings
 
 
 def _fails() -> Sequence[str]:
