@@ -18,6 +18,8 @@ ASSISTANT: Final = "assistant"
 _WEIGHT: Final = "weight"
 # Keys that other programs use to say whether a message is trained on.
 _MASKS: Final = ("train", "training", "loss")
+# The key of prompts in Alpaca's format, whose column `input` continues the prompt.
+_ALPACA: Final = "instruction"
 # The maximum turns of a generated conversation, and the number of generated conversations for evaluation.
 _MOST_SUMS: Final = 3
 _VAL_SUMS: Final = 100
@@ -132,14 +134,16 @@ def _refuse_unread(row: _Row, messages: Sequence[Message], config: ChatDataConfi
     """Refuse columns that should change the model's input, but are not read here.
 
     Raises:
-        ConfigError: the row has a system prompt that no message contains, or its own chat template arguments.
+        ConfigError: the row has a system prompt, or Alpaca's input, that no message contains, or its own chat template
+            arguments.
     """
-    for column in ("system", "system_prompt"):
+    for column in ("system", "system_prompt", *(("input",) if config.prompt_key == _ALPACA else ())):
         text = row.fields.get(column)
         if isinstance(text, str) and text.strip() and not any(text in message["content"] for message in messages):
+            help = 'write it as the first message, {"role": "system", "content": ...}, or remove it'
             raise ConfigError(
                 f"{row.place}: `{column}` is no message, and would not be trained on",
-                help='write it as the first message, {"role": "system", "content": ...}, or remove it',
+                help=f"write it into `{_ALPACA}`, or remove it" if column == "input" else help,
             )
     arguments = row.fields.get("chat_template_kwargs")
     arguments = without_nulls(arguments) if row.aligned else arguments

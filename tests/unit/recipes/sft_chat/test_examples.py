@@ -107,6 +107,17 @@ def test_bad_row_is_refused_by_file_and_line(tmp_path: Path, row: dict[str, Any]
     assert help in (error.value.help or "")
 
 
+def test_input_of_alpaca_is_not_left_out(tmp_path: Path) -> None:
+    row, keys = (
+        {"instruction": "Translate: a", "output": "b"},
+        {"prompt_key": "instruction", "completion_key": "output"},
+    )
+    for text in ("", "a"):
+        assert read(tmp_path, {**row, "input": text}, **keys)[0].prompt == "Translate: a"
+    with pytest.raises(ConfigError, match=r"`input` is no message"):
+        read(tmp_path, {**row, "input": "another"}, **keys)
+
+
 def test_call_of_a_tool_may_have_no_text(tmp_path: Path) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     (row,) = read(tmp_path, {"messages": [*turns("a"), call]})
