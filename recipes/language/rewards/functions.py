@@ -12,7 +12,15 @@ from typing import Any, Final, cast
 
 from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
-from recipes.language.rewards.signatures import Signature, detect_convention, to_numbers
+from recipes.language.rewards.signatures import (
+    OPENRLHF,
+    OURS,
+    VERL,
+    VERL_BATCH,
+    Signature,
+    detect_convention,
+    to_numbers,
+)
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 
@@ -76,44 +84,16 @@ class RewardAdapter:
         return self._signature.takes_all or name in self._signature.names
 
     def _called(self, item: Item) -> Any:
-        ours: dict[str, Any] = {
-            "prompt": item.prompt,
-            "text": item.text,
-            "answer": item.answer,
-            "tokens": list(item.tokens),
-            "row": item.row,
-        }
-        theirs: dict[str, Any] = {
-            "data_source": item.row.get("data_source", ""),
-            "solution_str": item.text,
-            "ground_truth": item.ground_truth,
-            "extra_info": _extra_info(item.row),
-        }
-        names = self._signature.names
-        arguments = {name: value for name, value in ours.items() if self._wants(name)} if self._keeps_ours else {}
-        arguments |= {name: value for name, value in ours.items() if name in names}
-        arguments |= {name: value for name, value in theirs.items() if name in names}
-        return self._function(**arguments)
-
-    @property
-    def _keeps_ours(self) -> bool:
-        # A verl function with `**kwargs` gets only verl's arguments.
-        return self.convention == "ours"
+        names = {*self._signature.names}
+        # A verl function with `**kwargs` gets only what it names.
+        if self.convention == "ours" and self._signature.takes_all:
+            names |= {*OURS}
+        return self._function(**{name: value(item) for name, value in {**OURS, **VERL}.items() if name in names})
 
     def _lists(self, items: Sequence[Item]) -> dict[str, list[Any]]:
-        if self.convention == "openrlhf":
-            return {
-                "queries": [item.prompt + item.text for item in items],
-                "prompts": [item.prompt for item in items],
-                "labels": [item.ground_truth for item in items],
-            }
-        if self.convention == "verl batch":
-            return {
-                "data_sources": [item.row.get("data_source", "") for item in items],
-                "solution_strs": [item.text for item in items],
-                "ground_truths": [item.ground_truth for item in items],
-                "extra_infos": [_extra_info(item.row) for item in items],
-            }
+        if self.convention != "trl":
+            arguments = OPENRLHF if self.convention == "openrlhf" else VERL_BATCH
+            return {name: [value(item) for item in items] for name, value in arguments.items()}
         # As in a table, a value that a row lacks is None.
         names = dict.fromkeys(name for item in items for name in item.row)
         columns = {name: [item.row.get(name) for item in items] for name in names}
@@ -128,11 +108,6 @@ class RewardAdapter:
             "completions": [[{"role": "assistant", "content": item.text}] if chats else item.text for item in items],
             "completion_ids": [list(item.tokens) for item in items],
         }
-
-
-def _extra_info(row: Mapping[str, Any]) -> Any:
-    """Return the column `extra_info` of a row, or the row itself without one."""
-    return row.get("extra_info", row)
 
 
 def to_verdict(result: Any) -> Verdict:

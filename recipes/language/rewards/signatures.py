@@ -8,17 +8,37 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlinf_core import ConfigError
 from rlinf_core.process.import_path import locate, syntax_tree
 
+if TYPE_CHECKING:
+    from recipes.language.rewards.scoring import Item
+
 Convention: TypeAlias = Literal["ours", "verl", "verl batch", "trl", "openrlhf"]
 
-OURS: Final = frozenset(("prompt", "text", "answer", "tokens", "row"))
-VERL: Final = frozenset(("data_source", "solution_str", "ground_truth", "extra_info"))
-VERL_BATCH: Final = frozenset(("data_sources", "solution_strs", "ground_truths", "extra_infos"))
-OPENRLHF: Final = frozenset(("queries", "prompts", "labels"))
+# What an argument of each kind of function is for an answer; verl's batches and OpenRLHF's are lists of it.
+Arguments: TypeAlias = "Mapping[str, Callable[[Item], Any]]"
+OURS: Final[Arguments] = {
+    "prompt": lambda item: item.prompt,
+    "text": lambda item: item.text,
+    "answer": lambda item: item.answer,
+    "tokens": lambda item: list(item.tokens),
+    "row": lambda item: item.row,
+}
+VERL: Final[Arguments] = {
+    "data_source": lambda item: item.row.get("data_source", ""),
+    "solution_str": lambda item: item.text,
+    "ground_truth": lambda item: item.ground_truth,
+    "extra_info": lambda item: item.row.get("extra_info", item.row),
+}
+VERL_BATCH: Final[Arguments] = {f"{name}s": value for name, value in VERL.items()}
+OPENRLHF: Final[Arguments] = {
+    "queries": lambda item: item.prompt + item.text,
+    "prompts": lambda item: item.prompt,
+    "labels": lambda item: item.ground_truth,
+}
 # TRL also passes each column of the data set by name; its `trainer_state` does not exist here.
 TRL: Final = frozenset(("prompts", "completions", "completion_ids"))
 
@@ -82,18 +102,14 @@ def detect_convention(signature: Signature, name: str) -> Convention:
     if "completions" in names:
         # Its other arguments are columns of the data set.
         return "trl"
-    known: dict[Convention, frozenset[str]] = {
-        "verl batch": VERL_BATCH,
-        "openrlhf": OPENRLHF,
-        "verl": VERL | OURS,
-        "ours": OURS,
-    }
-    for convention, offered in known.items():
-        telling = offered - OURS if convention == "verl" else offered
-        if names & telling:
+    known: dict[Convention, Arguments] = {"verl batch": VERL_BATCH, "openrlhf": OPENRLHF, "verl": VERL, "ours": OURS}
+    for convention, telling in known.items():
+        shown = sorted(names & telling.keys())
+        if shown:
+            offered = {*telling, *OURS} if convention == "verl" else {*telling}
             strange = sorted(required - offered)
             if strange:
-                raise _refused(name, f"it requires `{strange[0]}` besides `{sorted(names & telling)[0]}`")
+                raise _refused(name, f"it requires `{strange[0]}` besides `{shown[0]}`")
             return convention
     if required:
         raise _refused(name, f"`{sorted(required)[0]}` is not an argument of reward functions")
