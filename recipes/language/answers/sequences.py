@@ -197,14 +197,5 @@ def sampling_params(config: LanguageConfig, temperature: float, seed: int) -> Sa
     Raises:
         ValueError: a value makes no sense; its message begins with the name of the key.
     """
-    sampling = config.rollout.sampling_params
-    return SamplingParams(
-        temperature=temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.min_new_tokens,
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        stop=tuple(sampling.stop),
-        seed=seed,
-    )
+    written: dict[str, Any] = {**dict(config.rollout.sampling_params), "temperature": temperature, "seed": seed}
+    return SamplingParams(**written)
