@@ -16,7 +16,6 @@ from recipes.embodied.rules.option_rules import check_ensemble, check_lerobot, c
 from recipes.sections.checks import (
     Report,
     WorldSizes,
-    blame,
     check_sections,
     near_multiples,
     place_entry,
@@ -122,9 +121,8 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
 
 def _check_policy(config: SftConfig, report: Report) -> None:
     if config.actor.model.model_type == STEERED:
-        report(
-            ("actor", "model", "model_type"),
-            "conflicting-settings",
+        report.conflict(
+            "actor.model.model_type",
             f"demonstrations train no `{STEERED}`: the noise that led to their actions is not known",
             "name the policy that it steers; `loss_type: dsrl` trains the noise afterwards",
         )
@@ -136,20 +134,18 @@ def _check_target(config: SftConfig, report: Report) -> None:
         return
     model = config.actor.model
     if model.model_type in ("mlp_policy", "squashed_policy", "flow_policy"):
-        report(
-            blame(config, ("actor", "model", "model_type"), ("data", "target")),
-            "conflicting-settings",
+        report.conflict(
+            "actor.model.model_type data.target",
             "`data.target: success` needs an image policy with discrete outputs, but `model_type` is"
             f" `{model.model_type}`",
             "write `actor.model.model_type: cnn_policy`",
         )
     if model.num_action_chunks != 1:
         message = "a success classifier has one output per image: set `num_action_chunks` to 1"
-        report(("actor", "model", "num_action_chunks"), "conflicting-settings", message, "write 1")
+        report.conflict("actor.model.num_action_chunks", message, "write 1")
     if evaluates(config):
-        report(
-            blame(config, ("data", "target"), ("cluster", "component_placement")),
-            "conflicting-settings",
+        report.conflict(
+            "data.target cluster.component_placement",
             "a success classifier does not act, but `rollout` and `env` have placements to evaluate it",
             "remove `rollout` and `env` from `component_placement`",
         )

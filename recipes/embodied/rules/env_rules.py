@@ -309,9 +309,8 @@ def _check_robots(
     blocks = resolve("env", place.rank_map, place.node_group, ClusterTopology.from_config(config.cluster)).blocks
     uneven = next((block for block in blocks if len(block.processes) != len(block.resources)), None)
     if uneven is not None:
-        report(
-            ("cluster", "component_placement", "env"),
-            "conflicting-settings",
+        report.conflict(
+            "cluster.component_placement.env",
             f"`env_type: {kind}` has one worker per {robot}, but `env` has {len(uneven.processes)} on"
             f" {len(uneven.resources)}",
             f"write `placement: {format_range(uneven.resources)}`, without a `:`",

@@ -95,12 +95,11 @@ def _check_elastic(config: EmbodiedConfig, report: Report) -> None:
 def _check_demonstrations(config: EmbodiedConfig, algorithm: PolicyGradientConfig, report: Report) -> None:
     """Require demonstrations if their loss has a weight."""
     if algorithm.bc_weight and not config.data.train_data_paths:
-        report(
-            ("algorithm", "bc_weight"),
-            "conflicting-settings",
+        report.conflict(
+            "algorithm.bc_weight",
             "`bc_weight` weights demonstrations, but there are none",
             "write `data.train_data_paths`; `rlinf record` creates demonstrations",
-            about=[("data", "train_data_paths")],
+            about="data.train_data_paths",
         )
 
 
@@ -128,22 +127,20 @@ def _check_algorithm(config: EmbodiedConfig, algorithm: PolicyGradientConfig, re
         )
     for name, needs in (("adv_type", "gae"), ("loss_type", "actor_critic")):
         if getattr(algorithm, name) == needs and not has_values:
-            report(
-                ("actor", "model", "add_value_head"),
-                "conflicting-settings",
+            report.conflict(
+                "actor.model.add_value_head",
                 f"`{name}: {needs}` needs values, but the model has no value head",
                 "write `add_value_head: true`, or `adv_type: grpo` and `loss_type: actor`",
-                about=[("algorithm", name)],
+                about=f"algorithm.{name}",
             )
             break
     last, warmup = config.runner.last_step, warmup_steps(algorithm)
     if warmup and not has_values and algorithm.loss_type != "actor_critic":
-        report(
-            ("algorithm", "options", "critic_warmup_steps"),
-            "conflicting-settings",
+        report.conflict(
+            "algorithm.options.critic_warmup_steps",
             "`critic_warmup_steps` trains a value head, but the model has none",
             "remove it, or write `actor.model.add_value_head: true`",
-            about=[("actor", "model", "add_value_head")],
+            about="actor.model.add_value_head",
         )
     elif last is not None and warmup >= last and not config.runner.only_eval:
         report(
@@ -161,9 +158,8 @@ def _check_policy(config: EmbodiedConfig, algorithm: PolicyGradientConfig, repor
     policy = config.actor.model.model_type
     needs_values = algorithm.adv_type == "gae" or algorithm.loss_type == "actor_critic"
     if policy == STEERED or (policy == SQUASHED and needs_values):
-        report(
-            blame(config, ("algorithm", "loss_type"), ("actor", "model", "model_type")),
-            "conflicting-settings",
+        report.conflict(
+            "algorithm.loss_type actor.model.model_type",
             f"`loss_type: {algorithm.loss_type}` with `adv_type: {algorithm.adv_type}` cannot train a `{policy}`"
             + (", whose weights are frozen" if policy == STEERED else ", which estimates no values"),
             f"write `loss_type: {trainer_of(policy)}`, or another `model_type`",
@@ -190,12 +186,11 @@ def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repo
     fsdp, alone = config.actor.fsdp_config, world_sizes.get("actor") == 1
     if fsdp.cpu_offload and (alone or fsdp.sharding_strategy == "no_shard"):
         why = "a single actor" if alone else "`sharding_strategy: no_shard`"
-        report(
-            ("actor", "fsdp_config", "cpu_offload"),
-            "conflicting-settings",
+        report.conflict(
+            "actor.fsdp_config.cpu_offload",
             f"`cpu_offload` keeps shards in host memory, but {why} has none",
             "write `actor.enable_offload: true` instead: the actor leaves its accelerator while others use it",
-            about=[("actor", "fsdp_config", "sharding_strategy")],
+            about="actor.fsdp_config.sharding_strategy",
         )
 
     sides = ("actor", "rollout")
@@ -309,9 +304,8 @@ def _check_observations(config: EmbodiedConfig, section: str, environments: Envi
     if has is False:
         other = "mlp_policy" if kind == "cnn_policy" else "cnn_policy"
         where = environments.task if environments.task and ":" not in environments.env_type else environments.env_type
-        report(
-            blame(config, ("actor", "model", "model_type"), ("env", section, "task"), ("env", section, "env_type")),
-            "conflicting-settings",
+        report.conflict(
+            f"actor.model.model_type env.{section}.task env.{section}.env_type",
             f"`{kind}` needs {what}, but `{where}` has none",
             f"write `model_type: {other}`",
         )
@@ -326,9 +320,8 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
     if limit is None or limit <= steps:
         return
     longer = f"write `max_steps_per_rollout_epoch: {limit}` or more"
-    report(
-        blame(config, ("env", "train", "max_episode_steps"), ("env", "train", "max_steps_per_rollout_epoch")),
-        "conflicting-settings",
+    report.conflict(
+        "env.train.max_episode_steps env.train.max_steps_per_rollout_epoch",
         f"an episode has up to {limit} steps, but a pass has {steps} and resets at its start: longer episodes would"
         " never reach their end",
         longer if train.max_episode_steps is None else f"{longer}, or `max_episode_steps: {steps}`",
@@ -341,12 +334,11 @@ def _check_limits(config: EmbodiedConfig, report: Report) -> None:
         environments: EnvironmentConfig = getattr(config.env, section)
         runs_to_the_end = evaluates(config) if section == "eval" else resets_each_pass(config)
         if runs_to_the_end and has_no_limit(config, environments):
-            report(
-                blame(config, ("env", section, "task"), ("env", "train", "task")),
-                "conflicting-settings",
+            report.conflict(
+                f"env.{section}.task env.train.task",
                 f"episodes of `{environments.task}` have no limit: no {what} could end them",
                 "add `max_episode_steps: 1000`, or another number of steps, to `env.train`",
-                about=[("env", section, "max_episode_steps")],
+                about=f"env.{section}.max_episode_steps",
             )
             return
 

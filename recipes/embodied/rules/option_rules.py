@@ -8,7 +8,7 @@ from recipes.embodied.config import EmbodiedConfig, PolicyJob
 from recipes.embodied.config.algorithm_config import PolicyGradientConfig
 from recipes.embodied.config.model_options import MODEL_OPTIONS, RANDOM_LEROBOT
 from recipes.embodied.models.folder_facts import lerobot_type, published_horizon
-from recipes.sections.checks import Report, blame
+from recipes.sections.checks import Report
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
@@ -33,13 +33,12 @@ def _check_horizon(config: PolicyJob, report: Report) -> None:
     if horizon is None or model.num_action_chunks <= horizon:
         return
     source = f"the model in `{model.model_path}`" if configured is None else "the model"
-    report(
-        blame(config, ("actor", "model", "num_action_chunks"), ("actor", "model", "options", "action_horizon")),
-        "conflicting-settings",
+    report.conflict(
+        "actor.model.num_action_chunks actor.model.options.action_horizon",
         f"{source} predicts {horizon} actions, but `num_action_chunks` is {model.num_action_chunks}",
         f"write `num_action_chunks: {horizon}` or less; or, to train it to predict more,"
         f" `options: {{action_horizon: {model.num_action_chunks}}}`",
-        about=[("actor", "model", "model_path")],
+        about="actor.model.model_path",
     )
 
 
