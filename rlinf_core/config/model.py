@@ -39,6 +39,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 from pydantic_core.core_schema import no_info_plain_validator_function, tagged_union_schema
 
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.sections.hub_names import HubPath
 from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path
 from rlinf_core.scalars import StrictModel, problem
@@ -297,7 +298,9 @@ else:
 
 
 def _as_written(options: BaseModel) -> dict[str, Any]:
-    return options.model_dump(mode="json", exclude_unset=True)
+    written = options.model_dump(mode="json", exclude_unset=True)
+    # A name on the hub stays one, which a run fetches.
+    return {**written, **{name: value for name, value in options if isinstance(value, HubPath)}}
 
 
 def _unchanged(value: Any) -> Any:

@@ -13,6 +13,8 @@ from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import NoOptions, OneOf, Options, Variant, one_of
 from rlinf_core.config.reading import read
+from rlinf_core.config.sections.hub_names import hub_paths
+from rlinf_core.config.sections.values import DataPath
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Composed, MappingNode, merge, to_data
@@ -298,3 +300,17 @@ def test_options_are_those_that_the_file_sets() -> None:
     assert view.model is not None
     assert (view.model.pot.coat, File().pot.coat) == ({"heat": 900}, {})
     assert view.model.model_dump()["pot"]["coat"] == {"heat": 900}
+
+
+class Recipe(ConfigModel):
+    pages: DataPath | None = None
+
+
+class Cooked(ConfigModel):
+    pot: Options[Recipe] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+
+
+def test_options_keep_names_of_the_hub() -> None:
+    view = validate(Cooked, Composed(tree_of("pot: {pages: 'hf://datasets/org/name'}")), Diagnostics())
+    assert view.model is not None
+    assert [(at, path.name) for at, path in hub_paths(view.model)] == [(("pot", "pages"), "org/name")]
