@@ -298,9 +298,19 @@ else:
 
 
 def _as_written(options: BaseModel) -> dict[str, Any]:
-    written = options.model_dump(mode="json", exclude_unset=True)
-    # A name on the hub stays one, which a run fetches.
-    return {**written, **{name: value for name, value in options if isinstance(value, HubPath)}}
+    return _kept(options.model_dump(mode="json", exclude_unset=True), options)
+
+
+def _kept(plain: Any, value: Any) -> Any:
+    """Return the plain form of a value with what JSON lacks: names of the hub, which a run fetches, and infinity."""
+    if isinstance(value, HubPath):
+        return value
+    if isinstance(plain, dict) and isinstance(value, BaseModel | Mapping):
+        within: dict[str, Any] = dict(cast("Any", value))
+        return {name: _kept(item, within.get(name)) for name, item in cast("dict[str, Any]", plain).items()}
+    if isinstance(plain, list) and isinstance(value, list | tuple):
+        return [*map(_kept, cast("list[Any]", plain), cast("list[Any]", value))]
+    return float(value) if plain is None and isinstance(value, float) else cast("Any", plain)
 
 
 def _unchanged(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import reduce
 from typing import Annotated, ClassVar, Literal
@@ -306,11 +307,23 @@ class Recipe(ConfigModel):
     pages: DataPath | None = None
 
 
+class FreeRecipe(Recipe, extra="allow"):
+    """One with ingredients."""
+
+
 class Cooked(ConfigModel):
-    pot: Options[Recipe] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+    pot: Options[FreeRecipe] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
 
 
 def test_options_keep_names_of_the_hub() -> None:
     view = validate(Cooked, Composed(tree_of("pot: {pages: 'hf://datasets/org/name'}")), Diagnostics())
     assert view.model is not None
     assert [(at, path.name) for at, path in hub_paths(view.model)] == [(("pot", "pages"), "org/name")]
+
+
+def test_options_keep_numbers_that_json_lacks() -> None:
+    view = validate(
+        Cooked, Composed(tree_of("pot: {salt: .inf, spices: [{hot: -.inf}, 1.5], none: null}")), Diagnostics()
+    )
+    assert view.model is not None
+    assert view.model.pot == {"salt": math.inf, "spices": [{"hot": -math.inf}, 1.5], "none": None}
