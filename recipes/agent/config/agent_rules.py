@@ -15,6 +15,7 @@ from recipes.sections.imports import check_import, check_sandbox, lacks_packages
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.process.requirements import missing_modules
+from rlinf_core.suggest import did_you_mean
 
 
 def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
@@ -78,6 +79,8 @@ def _check_environment(config: AgentConfig, report: Report) -> None:
 def _check_tasks(config: AgentConfig, environment: HarborOptions, report: Report) -> None:
     above = ("agent", "environment", "options")
     at, path = (*above, "path"), environment.path
+    if environment.harness is None:
+        _check_names(environment, report)
     if not runs_in_this_interpreter(config, "agent"):
         return
     # Imported late, as only configurations with tasks need it.
@@ -103,6 +106,19 @@ def _check_tasks(config: AgentConfig, environment: HarborOptions, report: Report
             f"the task `{large.name}` needs {large.memory_mib} MiB, and all boxes of a node may have {memory} MiB",
             f"raise it to {large.memory_mib} at least, or lower `memory_mb` in the task's task.toml",
         )
+
+
+def _check_names(environment: HarborOptions, report: Report) -> None:
+    """Report options that only an agent of Harbor could read, where there is none."""
+    for name in environment.agent_options:
+        at = ("agent", "environment", "options", name)
+        meant = did_you_mean(name, HarborOptions.model_fields)
+        if meant:
+            report(at, "unknown-key", f"`{name}` is no option of `type: harbor`", meant)
+        else:
+            message = f"`{name}` has no effect: it is an option of `harness`, and there is none"
+            help = "remove it, or write `harness: terminus-2`"
+            report(at, "no-effect", message, help, severity=Severity.WARNING)
 
 
 def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from recipes.sections.section_options import check_names
 from recipes.sections.values import KnownOrOwn, one_or_many
 from rlinf_core import ConfigModel, Count
 from rlinf_core.config.model import NoOptions, Variant, kind_of_section, one_of
@@ -141,13 +140,6 @@ class TextEnvironmentConfig(Variant):
         description="The keys of this type alone (docs/agents.md); of `verifiers` those of the taskset, too, of"
         " `harbor` those of the agent that `harness` is.",
     )
-
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        settings = self.settings
-        if isinstance(settings, HarborOptions) and settings.harness is None:
-            check_names("options", self.options, HarborOptions.model_fields, "`type: harbor` without a `harness`")
-        return self
 
     @property
     def settings(self) -> EnvironmentOptions:

@@ -275,7 +275,12 @@ def _of_kind(
             owners = [owner for owner in choice.variants if name in fields_at(owner, within)]
             if name in gone or any(_says_nothing(entry, owner, within) for owner in owners):
                 return bool(owners)
-            other = next((kind for kind in before if _has(kind[0], within, name)), None)
+            # Options beside the named ones belong to the kind that takes them, unless this one does, too.
+            free = not _takes_others(choice.kind, within)
+            having = (
+                kind for kind in before if _has(kind[0], within, name) or (free and _takes_others(kind[0], within))
+            )
+            other = next(having, None)
             if other is None:
                 return False
         # Shipped configurations set keys for their own kind; a note on those would not help.
@@ -290,6 +295,12 @@ def _of_kind(
 def _takes_any(kind: type[Variant], within: Path) -> bool:
     """Return whether a section within a kind accepts any keys, such as the options of a custom class."""
     return any(value_type(annotation) is not None for annotation in types_at(kind, within))
+
+
+def _takes_others(kind: type[Variant], within: Path) -> bool:
+    """Return whether a section within a kind accepts keys beside its own, such as arguments of a package."""
+    sections = filter(None, map(model_of, types_at(kind, within)))
+    return any(section.model_config.get("extra") == "allow" for section in sections)
 
 
 def _has(kind: type[Variant], within: Path, name: str) -> bool:

@@ -311,6 +311,26 @@ class FreeRecipe(Recipe, extra="allow"):
     """One with ingredients."""
 
 
+class Stew(Plain):
+    form: ClassVar[str] = ""
+
+    kind: str = "stew"
+    coat: Options[FreeRecipe] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+
+
+class Kitchen(ConfigModel):
+    pot: one_of((Painted, Stew, Bare)) = Field(default_factory=Painted)  # pyright: ignore[reportInvalidTypeForm]
+
+
+@pytest.mark.parametrize("kind", ["painted", "bare"])
+def test_options_beside_the_named_ones_go_with_their_kind(kind: str) -> None:
+    tree = merged("pot: {kind: stew, coat: {pages: a, salt: 1}}", f"pot: {{kind: {kind}}}")
+    diagnostics = Diagnostics()
+    view = validate(Kitchen, Composed(tree), diagnostics)
+    assert view.model is not None
+    assert (view.model.pot.coat, [item.code for item in diagnostics]) == ({}, ["no-effect"])
+
+
 class Cooked(ConfigModel):
     pot: Options[FreeRecipe] = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
 

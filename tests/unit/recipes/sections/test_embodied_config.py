@@ -81,9 +81,10 @@ def test_keys_that_environments_and_harnesses_do_not_read(findings: Any, monkeyp
         ("{type: treasure}", ["`tools`", "`tool_timeout`"]),
         (tasks % "", ["`tools`"]),  # in boxes a time limit of commands counts
         (tasks % terminus, ["`tools`", "`tool_timeout`"]),
+        (tasks % ", max_turns: 3", ["`tools`", "`max_turns`"]),
     ):
         assert without_effect(text % environment) == keys
-    assert codes(findings, text % (tasks % ", max_turns: 3")) == ["unusable-path", "unknown-key"]
+    assert codes(findings, text % (tasks % ", box_folde: a")) == ["unusable-path", "unknown-key"]
     formats = "agent: {tool_timeout: 30, tool_format: plain, run: env_agent, environment: %s}\n"
     text = AGENT + formats + "data: {type: episodes, apply_chat_template: true, system_prompt: Be brief.}\n"
     assert without_effect(text % (tasks % "")) == []
