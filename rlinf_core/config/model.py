@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from enum import Enum
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -39,7 +40,6 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 from pydantic_core.core_schema import no_info_plain_validator_function, tagged_union_schema
 
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.sections.hub_names import HubPath
 from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path
 from rlinf_core.scalars import StrictModel, problem
@@ -302,8 +302,8 @@ def _as_written(options: BaseModel) -> dict[str, Any]:
 
 
 def _kept(plain: Any, value: Any) -> Any:
-    """Return the plain form of a value with what JSON lacks: names of the hub, which a run fetches, and infinity."""
-    if isinstance(value, HubPath):
+    """Return the plain form of a value with what JSON lacks: texts that say more, as names of the hub, and infinity."""
+    if isinstance(value, str) and type(value) is not str and not isinstance(value, Enum):
         return value
     if isinstance(plain, dict) and isinstance(value, BaseModel | Mapping):
         within: dict[str, Any] = dict(cast("Any", value))
