@@ -19,8 +19,7 @@ from recipes.embodied.advice.embodied_flow import HOP, POLICY, STEP, UPDATE, VAL
 from rlinf_core.advice.arrangements import DeviceGroup, candidates, search
 from rlinf_core.advice.durations import Duration, Durations
 from rlinf_core.job.load import load_job
-from rlinf_core.worker.calls import forget_calls
-from rlinf_core.worker.timer import recording, timer
+from rlinf_core.worker.timer import forget_calls, recording, timer
 
 PER_NODE: Final = 8
 ROUNDS: Final = 2

@@ -32,7 +32,7 @@ from rlinf_core.runners.storage.profile import write_profile
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 from rlinf_core.waiting import Deadline
-from rlinf_core.worker.calls import forget_calls
+from rlinf_core.worker.timer import forget_calls
 
 T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")

@@ -36,20 +36,10 @@ from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.process.proc import Peak, PeakMeter
 from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
-from rlinf_core.worker.calls import (
-    CallRecord,
-    MethodCall,
-    RemoteFailure,
-    Timed,
-    call_records,
-    check_call,
-    current_call,
-    whole,
-)
+from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, current_call, unanswered, whole
 from rlinf_core.worker.debugging import Profile, enter_breakpoints, start_profile
-from rlinf_core.worker.group_call import unanswered
 from rlinf_core.worker.log import set_up_logging
-from rlinf_core.worker.timer import recording
+from rlinf_core.worker.timer import CallRecord, call_records, recording
 
 T = TypeVar("T")
 

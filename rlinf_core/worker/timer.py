@@ -15,15 +15,15 @@ from __future__ import annotations
 import functools
 import inspect
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from rlinf_core.process import pacing, tracing
 from rlinf_core.suggest import as_index, quoted, short_repr
-from rlinf_core.worker.calls import add_call
 
 if TYPE_CHECKING:
     import socket
@@ -164,3 +164,78 @@ def _mean(values: Iterable[float]) -> float:
 
 
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {"max": max, "min": min, "mean": _mean, "sum": sum}
+
+
+# Durations of the timed calls of this process, by tag and rows, from which a run's `profile.json` is made.
+
+
+# The number of newest calls whose durations are kept for each tag and size.
+_KEPT: Final = 64
+# Sizes below this are distinguished exactly; larger ones by their two leading digits.
+_EXACT: Final = 100
+# The most pairs of tag and size that are kept; calls of further pairs are not recorded.
+_MOST_KEYS: Final = 400
+
+
+class CallRecord(NamedTuple):
+    """The calls of one tag with about the same number of rows.
+
+    Attributes:
+        rows: the average rows of a call; 0 if it has none.
+        calls: the number of calls.
+        seconds: the sum of their durations.
+        newest: the durations of the newest of them, in seconds.
+    """
+
+    tag: str
+    rows: float
+    calls: int
+    seconds: float
+    newest: tuple[float, ...]
+
+
+class _Calls:
+    __slots__ = ("calls", "newest", "rows", "seconds")
+
+    def __init__(self) -> None:
+        self.calls, self.rows, self.seconds = 0, 0.0, 0.0
+        self.newest: deque[float] = deque(maxlen=_KEPT)
+
+
+_calls: dict[tuple[str, int], _Calls] = {}
+
+
+def size_of(rows: int) -> int:
+    """Return the size under which calls with that many rows are recorded."""
+    if rows < _EXACT:
+        return rows
+    unit = 10 ** (len(str(rows)) - 2)
+    return rows // unit * unit
+
+
+def forget_calls() -> None:
+    """Forget all recorded calls, for example those of an earlier run in this process."""
+    _calls.clear()
+
+
+def add_call(tag: str, rows: int, seconds: float) -> None:
+    """Record a call of that duration."""
+    size = size_of(rows)
+    kept = _calls.get((tag, size))
+    if kept is None:
+        if len(_calls) >= _MOST_KEYS:
+            return
+        kept = _calls.setdefault((tag, size), _Calls())
+    kept.calls += 1
+    kept.rows += rows
+    kept.seconds += seconds
+    kept.newest.append(seconds)
+
+
+def call_records() -> list[CallRecord]:
+    """Return the recorded calls of this process so far."""
+    return [
+        CallRecord(tag, kept.rows / kept.calls, kept.calls, kept.seconds, tuple(kept.newest))
+        for (tag, _), kept in list(_calls.items())
+        if kept.calls
+    ]

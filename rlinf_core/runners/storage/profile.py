@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlinf_core.foreign.files import FileModel, read_model
 from rlinf_core.runners.storage import durable
-from rlinf_core.worker.calls import CallRecord, call_records, size_of
+from rlinf_core.worker.timer import CallRecord, call_records, size_of
 
 # The component that records sizes known only to the loop, such as lengths of answers.
 DRIVER: Final = "driver"

@@ -10,9 +10,8 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import RLinfError
 from rlinf_core.suggest import short_repr
-from rlinf_core.worker.calls import unpicklable, whole
+from rlinf_core.worker.calls import GroupMember, unanswered, unpicklable, whole
 from rlinf_core.worker.group.handle import WorkerGroupHandle
-from rlinf_core.worker.group_call import GroupMember, unanswered
 
 
 @contextmanager

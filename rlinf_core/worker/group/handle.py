@@ -33,8 +33,7 @@ from rlinf_core.suggest import quoted
 from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.supervision.verdicts import spell_stopped
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
-from rlinf_core.worker.calls import check_call
-from rlinf_core.worker.group_call import GroupCall, GroupMember, unanswered
+from rlinf_core.worker.calls import GroupCall, GroupMember, check_call, unanswered
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
 LOGGER = logging.getLogger("rlinf")

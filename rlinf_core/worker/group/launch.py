@@ -24,10 +24,10 @@ from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.lives import GroupLife
 from rlinf_core.waiting import Deadline
+from rlinf_core.worker.calls import GroupMember, unanswered
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import pickling
 from rlinf_core.worker.group.handle import WorkerGroupHandle
-from rlinf_core.worker.group_call import GroupMember, unanswered
 from rlinf_core.worker.process import WorkerProcess
 from rlinf_core.worker.process_host import CONCURRENCY, HostedActor, HostHandle, ProcessHost
 

@@ -31,12 +31,12 @@ from rlinf_core.process.proc import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import as_index, did_you_mean, short_repr
 from rlinf_core.supervision.client import current_client
-from rlinf_core.worker.calls import CallRecord
+from rlinf_core.worker.calls import GroupCall, GroupMember, unanswered
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import GroupMethod, GroupView
 from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.launch import Launch, LaunchPlan, close_group, kill, release_name, running_members
-from rlinf_core.worker.group_call import GroupCall, GroupMember, unanswered
+from rlinf_core.worker.timer import CallRecord
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)

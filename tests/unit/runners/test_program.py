@@ -42,7 +42,7 @@ from rlinf_core.runners.storage.evidence import read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 from rlinf_core.topology import ClusterTopology, NodeInfo
-from rlinf_core.worker.calls import CallRecord, add_call
+from rlinf_core.worker.timer import CallRecord, add_call
 
 DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
 BROKEN = WorkerGroupError("env", "interact", {1: ValueError("no such joint"), 0: WorkerDiedError("env:1")}, 2)

@@ -21,12 +21,11 @@ from rlinf_core.collective.work import Work
 from rlinf_core.errors import InvalidNameError, PayloadError
 from rlinf_core.runners.storage.profile import write_profile
 from rlinf_core.waiting import OperationKind
-from rlinf_core.worker import calls, log
+from rlinf_core.worker import log
 from rlinf_core.worker import timer as module
-from rlinf_core.worker.calls import CallRecord, add_call, call_records
 from rlinf_core.worker.communication import broadcast_members, source_address
 from rlinf_core.worker.process import run_on_loop
-from rlinf_core.worker.timer import Reduction, recording, reduce_durations, timer
+from rlinf_core.worker.timer import CallRecord, Reduction, add_call, call_records, recording, reduce_durations, timer
 from rlinf_core.worker.worker import Worker
 from tests.clock import Clock
 
@@ -234,7 +233,7 @@ def test_rows_are_a_number_of_them(rows: Any) -> None:
 
 @pytest.fixture
 def _none_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_calls", {})
+    monkeypatch.setattr(module, "_calls", {})
 
 
 @pytest.mark.usefixtures("_none_before")

@@ -26,11 +26,11 @@ from rlinf_core.errors import InvalidNameError, PlacementError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process.proc import MARK, stat
 from rlinf_core.topology import ClusterTopology, NodeInfo
-from rlinf_core.worker import group_call
+from rlinf_core.worker import calls as worker_calls
+from rlinf_core.worker.calls import GroupMember
 from rlinf_core.worker.group import handle
 from rlinf_core.worker.group.handle import WaitWatch, WorkerGroupHandle, fallen_watcher, wait_together
 from rlinf_core.worker.group.launch import WAVE, base_address, waves
-from rlinf_core.worker.group_call import GroupMember
 from rlinf_core.worker.worker import Worker
 from tests.waiting import until
 
@@ -155,7 +155,7 @@ class _Ray:
 
 def test_failure_of_one_call_ends_the_wait_for_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = _Ray(runs=None, fails=ray.exceptions.RayTaskError("step", "", ValueError("no such task")))
-    for module in (group_call, handle):
+    for module in (worker_calls, handle):
         monkeypatch.setattr(module, "ray_api", lambda: fake)
     member = GroupMember(WorkerAddress("env", (0,)), None, "node 0", 1)
     calls: list[WorkerGroupHandle[Any]] = [
