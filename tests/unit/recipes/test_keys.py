@@ -108,7 +108,6 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 }
 # Values of keys whose types do not tell them.
 EXAMPLES: Final[dict[str, Any]] = {
-    "agent.environment.options.box_memory_mib": 1024,
     "data.columns": {"success": "done"},
     "data.cameras": {"main": "front"},
     "rollout.max_running_tokens": 4096,
