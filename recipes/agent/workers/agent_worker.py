@@ -15,9 +15,8 @@ from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask, st
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
 from recipes.agent.conversation.conversation import no_turn
 from recipes.agent.environments.env_agent import make_env_agent
-from recipes.agent.own_functions import check_call
 from recipes.agent.tasks.tasks import first_messages, load_tasks, make_tools, start_servers
-from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
+from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable, check_call
 from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker

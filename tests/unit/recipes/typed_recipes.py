@@ -5,7 +5,7 @@ The recipes themselves name their parts, so that listing them imports nothing he
 
 from __future__ import annotations
 
-from recipes.agent import agent_memory, box_capacity
+from recipes.agent import agent_memory
 from recipes.agent import program as agent_program
 from recipes.agent.config import agent_config, agent_rules
 from recipes.agent.images import store as image_pruning
@@ -42,7 +42,7 @@ RECIPES = (
         check=agent_rules.check,
         facts=job_rules.facts,
         memory=agent_memory.forecast,
-        placement_notes=box_capacity.placement_notes,
+        placement_notes=agent_memory.placement_notes,
         inputs=agent_config.inputs,
         trials=agent_config.trials,
         flow=language_flow.flow_of,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.box_capacity import placement_notes
+from recipes.agent.agent_memory import placement_notes
 from recipes.agent.boxes.box import BoxEnded
 from recipes.agent.boxes.boxes import own_ids
 from recipes.agent.harbor.checking import CheckedTask, check_task, load_checked, read_checks, write_checks
