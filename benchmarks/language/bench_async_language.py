@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.language.bench_math import AS_BASELINES
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import Engine, EngineStats, PauseMode
-from recipes.language.loop.protocols import GenerationGroup
+from recipes.language.loop.worker_groups import GenerationGroup
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.math import program
 from rlinf_core import Cluster

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.meter import cpu_seconds
 from benchmarks.table import Result, run_parts
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout
-from recipes.language.loop.protocols import GenerationGroup, LanguageActorGroup, RewardGroup
+from recipes.language.loop.worker_groups import GenerationGroup, LanguageActorGroup, RewardGroup
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event

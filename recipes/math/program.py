@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from recipes.language.loop.protocols import GenerationGroup
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from recipes.language.loop.worker_groups import launch_groups
+from recipes.language.loop.worker_groups import GenerationGroup, launch_groups
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_core import Cluster, Job, run_job

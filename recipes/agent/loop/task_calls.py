@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from recipes.language.loop.protocols import AnsweringGroup, EngineGroup, Nothing
+from recipes.language.loop.worker_groups import AnsweringGroup, EngineGroup, Nothing
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.runners.recovery import Suspects

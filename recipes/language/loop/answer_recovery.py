@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from recipes.language.data.problems import training_order
-from recipes.language.loop.protocols import AnsweringGroup, GenerationGroup
+from recipes.language.loop.worker_groups import AnsweringGroup, GenerationGroup
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt, ScoredGroup
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import Channel, Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.loop.protocols import EngineGroup, GenerationGroup, RewardGroup
+from recipes.language.loop.worker_groups import EngineGroup, GenerationGroup, RewardGroup
 from recipes.language.prompts.prompt_messages import GenerationReport, KeepUnfinished, NewWeights, Prompt, ScoredGroup
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, WorkerGroupHandle, env_vars
 from rlinf_core.errors import RunError

@@ -10,7 +10,7 @@ from typing import Any, Final
 from recipes.language.config.language_config import ModelRunnerConfig
 from recipes.language.loop.arrivals import Arrivals
 from recipes.language.loop.generation import PromptService, wait_for
-from recipes.language.loop.protocols import LanguageActorGroup
+from recipes.language.loop.worker_groups import LanguageActorGroup
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import read_bounded

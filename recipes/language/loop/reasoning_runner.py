@@ -24,7 +24,7 @@ from recipes.language.loop.arrivals import Arrivals, group_metrics, nothing_to_l
 from recipes.language.loop.generation import PROGRESS, AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.model_checkpoints import PromptCheckpoints, require_state, save_parts
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.loop.protocols import (
+from recipes.language.loop.worker_groups import (
     AnsweringGroup,
     CriticGroup,
     EngineGroup,

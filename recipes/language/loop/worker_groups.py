@@ -1,18 +1,96 @@
 """The worker groups of a language job, with their placement and start.
 
-Workers are named, not imported, as only their processes need torch.
+Each call returns a handle of all ranks' values. Workers are named, not imported, as only their processes need torch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
 
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
-from recipes.language.loop.protocols import CriticGroup, JudgeGroup, LanguageActorGroup, ReferenceGroup, RewardGroup
-from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup
+from recipes.language.prompts.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
+from recipes.training.comparing_worker import Comparing
+from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup, WorkerGroupHandle
 from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
+
+Metrics: TypeAlias = Mapping[str, float]
+Nothing: TypeAlias = WorkerGroupHandle[None]
+
+
+class PreparedGroup(Comparing, Protocol):
+    """Workers that load a model or data before the first step."""
+
+    def init_worker(self, layout: Any, /) -> Nothing: ...
+
+
+class LanguageActorGroup(PreparedGroup, Protocol):
+    """The workers that train."""
+
+    def sync_model_to_rollout(self) -> WorkerGroupHandle[int]: ...
+    def recv_rollout_batch(self, step: int, assignment: Assignment, /) -> Nothing: ...
+    def compute_advantages_and_returns(self, step: int, /) -> WorkerGroupHandle[Metrics]: ...
+    def run_training(self, step: int, last_step: int | None, /) -> WorkerGroupHandle[Metrics]: ...
+    def save_checkpoint(self, folder: str, /) -> Nothing: ...
+    def load_checkpoint(self, folder: str, /) -> WorkerGroupHandle[int]: ...
+    def save_buffered(self, folder: str, slots: tuple[int, ...], /) -> Nothing: ...
+    def load_buffered(self, folder: str, slots: tuple[int, ...], /) -> Nothing: ...
+    def save_unfinished(self, folder: str, /) -> WorkerGroupHandle[Mapping[int, int | None]]: ...
+    def load_unfinished(self, folder: str, positions: tuple[int, ...], /) -> Nothing: ...
+    def save_model(self, folder: str, /) -> Nothing: ...
+
+
+class EngineGroup(PreparedGroup, Protocol):
+    """The workers that hold engines."""
+
+    def sync_model_from_actor(self) -> WorkerGroupHandle[int]: ...
+    def offload(self, weights_follow: bool, /) -> Nothing: ...
+
+
+class AnsweringGroup(PreparedGroup, Protocol):
+    """The workers that answer prompts."""
+
+    def problem_counts(self) -> WorkerGroupHandle[tuple[int, int]]: ...
+    def generate(self, prompts: tuple[Prompt, ...], /) -> WorkerGroupHandle[GenerationReport]: ...
+    def put_again(self, slots: tuple[int, ...], /) -> WorkerGroupHandle[tuple[int, ...]]: ...
+
+
+class GenerationGroup(EngineGroup, AnsweringGroup, Protocol):
+    """The workers that answer prompts with their own engines."""
+
+    def generate_forever(self) -> Nothing: ...
+    def try_alone(self, prompt: Prompt, /) -> Nothing: ...
+
+
+class RewardGroup(PreparedGroup, Protocol):
+    """The workers that score answers."""
+
+    def score(self, slots: tuple[int, ...], /) -> WorkerGroupHandle[list[ScoredGroup]]: ...
+    def send_rollout_batch(self, step: int, assignment: Assignment, /) -> Nothing: ...
+    def score_forever(self) -> Nothing: ...
+
+
+class ReferenceGroup(PreparedGroup, Protocol):
+    """The workers that hold the reference model, or a teacher."""
+
+    def evaluate(self, step: int, /) -> Nothing: ...
+
+
+class CriticGroup(ReferenceGroup, Protocol):
+    """The workers that estimate values. They exchange tokens with the actors directly."""
+
+    def run_training(self, step: int, last_step: int | None, /) -> WorkerGroupHandle[Metrics]: ...
+    def save_checkpoint(self, folder: str, /) -> Nothing: ...
+    def load_checkpoint(self, folder: str, /) -> Nothing: ...
+
+
+class JudgeGroup(PreparedGroup, Protocol):
+    """The workers that judge answers by a model."""
+
+    def serve(self) -> Nothing: ...
+
 
 ACTOR = WorkerReference[LanguageActorGroup](
     "recipes.language.workers.actor_worker:LanguageActor", LanguageActorGroup, "actor"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.language.loop.protocols import GenerationGroup
+from recipes.language.loop.worker_groups import GenerationGroup
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.runners import events
