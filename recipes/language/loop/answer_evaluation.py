@@ -29,15 +29,21 @@ def evaluation_metrics(problems: Sequence[GroupReport], samples: int) -> dict[st
         problems: the reports of all problems; a prompt that was too long has no answers.
         samples: the number of answers to each problem.
     """
-    sets = {"eval": problems}
-    for source, part in by_label(problems, "source").items():
-        sets[f"eval/{source}"] = part
-        labels = by_label(part, "difficulty")
-        if 1 < len(labels) <= MOST_DIFFICULTIES:
-            sets |= {f"eval/{source}/{label}": chosen for label, chosen in labels.items()}
+    sets = {"eval": problems, **{f"eval/{name}": part for name, part in sets_of(problems).items()}}
     return {
         f"{prefix}/{name}": value for prefix, part in sets.items() for name, value in figures_of(part, samples).items()
     }
+
+
+def sets_of(problems: Sequence[GroupReport]) -> dict[str, list[GroupReport]]:
+    """Return the problems of each data set, and of each difficulty label of a data set with several."""
+    sets: dict[str, list[GroupReport]] = {}
+    for source, part in by_label(problems, "source").items():
+        sets[source] = part
+        labels = by_label(part, "difficulty")
+        if 1 < len(labels) <= MOST_DIFFICULTIES:
+            sets |= {f"{source}/{label}": chosen for label, chosen in labels.items()}
+    return sets
 
 
 def progress_ends(failures: Mapping[str, int], exits: Mapping[str, int]) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder, prompt_tokens
 from recipes.language.engines.registry import make_engine
 from recipes.language.judging.judge import Ask, Judge, make_scorer
-from recipes.language.loop.answer_evaluation import by_label, figures_of, progress_ends, progress_text
+from recipes.language.loop.answer_evaluation import by_label, figures_of, progress_ends, progress_text, sets_of
 from recipes.language.loop.arrivals import require_asked, without_secrets
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import GroupReport, unlearned_prompts
@@ -90,17 +90,19 @@ def evaluate(
 
 
 def figures_by_set(asked: Sequence[GroupReport], samples: int) -> dict[str, dict[str, float]]:
-    """Return the figures of each data set, if there are several, and of `all`, last."""
+    """Return the figures of each data set and difficulty label, if there are several, and of `all`, last."""
 
     def of(problems: Sequence[GroupReport]) -> dict[str, float]:
         # Causes of failures and exits are in the metrics of a run.
         plain = {name: value for name, value in figures_of(problems, samples).items() if "/" not in name}
         return {**plain, "problems": len(problems)}
 
-    sets = by_label(asked, "source")
+    sets = sets_of(asked)
+    if len(by_label(asked, "source")) == 1:
+        del sets[next(iter(sets))]  # it equals `all`
     whole = of(asked)
     whole["failed"] = whole["left_out"]
-    named = {f"{name}.jsonl" if name == "all" else name: of(part) for name, part in sets.items() if len(sets) > 1}
+    named = {f"{name}.jsonl" if name == "all" else name: of(part) for name, part in sets.items()}
     return {**named, "all": whole}
 
 

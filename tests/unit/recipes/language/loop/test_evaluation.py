@@ -93,6 +93,16 @@ def test_a_data_set_may_have_any_name(names: tuple[str, str]) -> None:
     assert sorted((figures["pass@1"], figures["problems"]) for _, figures in parts) == [(0.0, 1), (1.0, 2)]
 
 
+@pytest.mark.parametrize(
+    ("sources", "names"), [("aa", ["a/easy", "a/hard", "all"]), ("ab", ["a", "a/easy", "a/hard", "b", "all"])]
+)
+def test_labels_of_difficulty_have_shares_of_their_own(sources: str, names: list[str]) -> None:
+    problems = [judged("a", "easy", 1.0), judged("a", "hard", 0.0), judged(sources[1], "hard", 1.0)]
+    sets = figures_by_set(problems, 1)
+    assert list(sets) == names
+    assert (sets["a/easy"]["pass@1"], sets["a/hard"]["problems"]) == (1.0, sources.count("a"))
+
+
 def test_shares_of_several_samples_are_those_of_all_choices_of_k() -> None:
     right, samples = [0, 1, 3, 6], 6
     result = shares(right, samples)
