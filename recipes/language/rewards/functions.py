@@ -24,8 +24,6 @@ from recipes.language.rewards.signatures import (
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 
-# The keys of results that say whether an answer is right, apart from its reward.
-_CORRECT: Final = ("correct", "acc")
 _LARGEST: Final = 3.4e38
 _LONGEST_NAME: Final = 100
 
@@ -113,8 +111,8 @@ class RewardAdapter:
 def to_verdict(result: Any) -> Verdict:
     """Convert the result of a reward function to a verdict.
 
-    A mapping has `reward` (or `score`); `correct` (or `acc`) says whether the answer is right, whatever its reward;
-    texts are shown to people, and other entries are metrics.
+    A mapping has `reward` (or `score`); `correct` says whether the answer is right, whatever its reward; `acc` of verl,
+    which may be a part of 1, says so by 1; texts are shown to people, and other entries are metrics.
 
     Raises:
         TypeError: the result is neither a number nor a mapping with `reward` (or `score`) and further numbers.
@@ -127,7 +125,7 @@ def to_verdict(result: Any) -> Verdict:
     if key is None:
         raise TypeError("the mapping that the reward function returned has no `reward`")
     reward = finite(key, entries.pop(key))
-    right = next((_truth(name, entries.pop(name)) for name in _CORRECT if name in entries), None)
+    right = next((_truth(name, entries.pop(name)) for name in ("correct", "acc") if name in entries), None)
     # The names become metrics in files, on terminals and in backends.
     odd = next((name for name in entries if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable()), None)
     if odd is not None:
@@ -141,9 +139,9 @@ def to_verdict(result: Any) -> Verdict:
 
 def _truth(name: str, value: Any) -> bool:
     number = finite(name, value)
-    if number not in (0.0, 1.0):
+    if name == "correct" and number not in (0.0, 1.0):
         raise ValueError(f"`{name}` is {number:g}, neither true nor false")
-    return bool(number)
+    return number >= 1
 
 
 def finite(name: str, value: Any) -> float:
