@@ -245,7 +245,7 @@ class DeadlockError(RuntimeFailure):
     code = "deadlock"
 
     def __init__(self, members: tuple[str, ...], picture: str, *, where: str | None = None) -> None:
-        super().__init__(f"deadlock among {', '.join(f'`{member}`' for member in members)}", where=where, why=picture)
+        super().__init__(f"deadlock among {quoted(members)}", where=where, why=picture)
         self.members = members
         self.picture = picture
 

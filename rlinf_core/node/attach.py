@@ -16,6 +16,7 @@ from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.machines.cluster_values import FEWEST_PORTS
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
 from rlinf_core.node import cluster_records, node_facts
+from rlinf_core.suggest import quoted
 
 # The first fields of `NodePorts` are ports with a single listener; a few more ports are left free after them.
 _SINGLE_PORTS: Final = 9
@@ -206,7 +207,7 @@ def _resolved(host: str) -> str | None:
 def _only_one(clusters: Iterator[Known]) -> Known | None:
     by_name = {cluster.name: cluster for cluster in clusters}
     if len(by_name) > 1:
-        listed = ", ".join(f"`{cluster_name}`" for cluster_name in sorted(by_name))
+        listed = quoted(sorted(by_name))
         raise ClusterError(f"this machine is a node of several clusters: {listed}", help=_name_one())
     return next(iter(by_name.values()), None)
 
@@ -228,9 +229,7 @@ def _nothing_to_join(name: str | None) -> ClusterError:
     return ClusterError(
         f"no cluster `{name}` is known here",
         where=f"`{env_vars.CLUSTER.name}`",
-        why=f"known are {', '.join(f'`{cluster_name}`' for cluster_name in names)}"
-        if names
-        else "`rlinf up` has brought none up",
+        why=f"known are {quoted(names)}" if names else "`rlinf up` has brought none up",
         help="bring it up by `rlinf up FILE --name NAME`, or unset the variable",
     )
 

@@ -16,6 +16,7 @@ from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.node import node_facts
+from rlinf_core.suggest import quoted
 
 _VERSION: Final = 1
 
@@ -144,7 +145,7 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
         return load(name)
     clusters = names()
     if len(clusters) > 1:
-        listed = ", ".join(f"`{cluster_name}`" for cluster_name in clusters)
+        listed = quoted(clusters)
         raise ClusterError(
             f"several clusters are up: {listed}", help=f"say which by `--name`, or by `{env_vars.CLUSTER.name}`"
         )

@@ -193,6 +193,8 @@ _TRUNCATED = int(socket.MSG_CTRUNC)
 class FrameReader:
     """A reader of frames from a stream socket; it blocks until they have arrived.
 
+    Reading raises EOFError once the peer has closed the connection, and OSError when the connection breaks.
+
     Args:
         spin_seconds: how long it polls for the next frame before it blocks.
     """
@@ -214,8 +216,6 @@ class FrameReader:
         """Return the next frame. A body outside of shared memory follows: read it with `read_body` or `read_now`.
 
         Raises:
-            EOFError: the peer closed the connection.
-            OSError: the connection broke.
             FrameError: the bytes are not a frame.
         """
         while (frame := self.peek()) is None:
@@ -252,12 +252,7 @@ class FrameReader:
         return self._start == self._end
 
     def read_body(self, body: memoryview, moved: Callable[[], None]) -> None:
-        """Fill `body` with the bytes that follow; `moved` is called after each read from the socket.
-
-        Raises:
-            EOFError: the peer closed the connection.
-            OSError: the connection broke.
-        """
+        """Fill `body` with the bytes that follow; `moved` is called after each read from the socket."""
         size = body.nbytes
         filled = min(size, self._end - self._start)
         body[:filled] = self._view[self._start : self._start + filled]
@@ -271,12 +266,7 @@ class FrameReader:
             moved()
 
     def read_now(self, body: memoryview) -> int:
-        """Fill the start of `body` with the bytes that have arrived; return their number.
-
-        Raises:
-            EOFError: the peer closed the connection.
-            OSError: the connection broke.
-        """
+        """Fill the start of `body` with the bytes that have arrived; return their number."""
         count = min(body.nbytes, self._end - self._start)
         if count:
             body[:count] = self._view[self._start : self._start + count]
@@ -310,12 +300,7 @@ class FrameReader:
             os.close(self._fds.popleft())
 
     def receive(self) -> None:
-        """Read once from the socket, with room for what is missing of the next frame.
-
-        Raises:
-            EOFError: the peer closed the connection.
-            OSError: the connection broke.
-        """
+        """Read once from the socket, with room for what is missing of the next frame."""
         self._make_room(self._need)
         space = self._view[self._end :]
         if not self._takes_fds:
