@@ -24,6 +24,7 @@ from recipes.language.rewards.signatures import (
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 
+_SHOWN: Final = (str, list, tuple, dict)
 _LARGEST: Final = 3.4e38
 _LONGEST_NAME: Final = 100
 
@@ -112,7 +113,8 @@ def to_verdict(result: Any) -> Verdict:
     """Convert the result of a reward function to a verdict.
 
     A mapping has `reward` (or `score`); `correct` says whether the answer is right, whatever its reward; `acc` of verl,
-    which may be a part of 1, says so by 1; texts are shown to people, and other entries are metrics.
+    which may be a part of 1, says so by 1; texts, lists and mappings are shown to people, and other entries are
+    metrics.
 
     Raises:
         TypeError: the result is neither a number nor a mapping with `reward` (or `score`) and further numbers.
@@ -132,9 +134,13 @@ def to_verdict(result: Any) -> Verdict:
         raise ValueError(
             f"a figure is called {excerpt(ascii(odd), 40)}: a name has 1 to {_LONGEST_NAME} printable characters"
         )
-    texts = [value for value in entries.values() if isinstance(value, str)]
-    figures = {name: finite(name, value) for name, value in entries.items() if not isinstance(value, str | None)}
-    return Verdict(reward, ", ".join(["by the function", *texts])[:200], figures, right)
+    shown: list[object] = [value for value in entries.values() if isinstance(value, _SHOWN)]
+    figures = {
+        name: finite(name, value)
+        for name, value in entries.items()
+        if value is not None and not isinstance(value, _SHOWN)
+    }
+    return Verdict(reward, ", ".join(["by the function", *map(str, shown)])[:200], figures, right)
 
 
 def _truth(name: str, value: Any) -> bool:

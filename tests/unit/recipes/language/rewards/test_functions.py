@@ -145,7 +145,7 @@ def openrlhf(queries, prompts, labels):
     rewards = [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels)]
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"length": [len(query) for query in queries]}}
 
-def graded(text, answer): return {"score": 0.5, "acc": text == answer, "pred": text}
+def graded(text, answer): return {"score": 0.5, "acc": text == answer, "pred": text, "parts": [text]}
 def graded_in_part(solution_str, ground_truth):
     share = len(set(solution_str) & set(ground_truth)) / len(ground_truth)
     return {"score": share, "acc": share}
@@ -373,7 +373,7 @@ def test_a_list_of_another_length_is_no_reward(scored: Scored) -> None:
 def test_what_is_right_is_told_apart_from_its_reward(scored: Scored) -> None:
     scores = scored("graded", *(Item(text=text, answer="5") for text in ("5", "6")))
     assert [(score.reward, score.correct) for score in scores] == [(0.5, True), (0.5, False)]
-    assert scores[0].reason == "by the function, 5"
+    assert scores[0].reason == "by the function, 5, ['5']"
     scores = scored("graded_in_part", *(Item(text=text, answer="ab") for text in ("ab", "a", "c")))
     assert [(score.reward, score.correct) for score in scores] == [(1.0, True), (0.5, False), (0.0, False)]
     assert Scorer("exact", correct=0.2).score(Item(text="5", answer="5")).correct
