@@ -37,6 +37,7 @@ from recipes.embodied.envs.processes.simulator import (
     EpisodeAtDeath,
     Outcomes,
     Start,
+    common_spec,
 )
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, WorkerDiedError
@@ -108,18 +109,18 @@ class SimulatorProcesses:
                 child = _Child(number, processes, range(first, stop), self._memory, seconds, owner, request.task)
                 self._children.append(child)
                 child.send(("make", {"request": [*request[:3], list(request.groups[first:stop])], "first": first}))
-            self._map([child.done() for child in self._children], count)
+            self._map([child.done() for child in self._children], request.task, count)
         except BaseException:
             self.close()
             raise
 
-    def _map(self, made: list[dict[str, Any]], count: int) -> None:
+    def _map(self, made: list[dict[str, Any]], task: str, count: int) -> None:
         """Receive the facts that the processes report, and map shared memory of that size."""
         first = BatchFacts(**made[0])
         limits = [reply["max_episode_steps"] for reply in made if reply["max_episode_steps"] is not None]
         faults = [fault for reply in made for fault in reply["start_faults"] or ()]
         self.facts = first._replace(
-            spec=EnvSpec.of_plain(made[0]["spec"]),
+            spec=common_spec([EnvSpec.of_plain(reply["spec"]) for reply in made], task),
             max_episode_steps=min(limits, default=None),
             tasks=[task for reply in made for task in reply["tasks"]],
             start_faults=None if first.start_faults is None else list(dict.fromkeys(faults)),

@@ -33,6 +33,7 @@ from recipes.embodied.envs.processes.simulator import (
     Row,
     Simulation,
     Start,
+    common_spec,
     options_of,
     simulation_class,
 )
@@ -193,6 +194,7 @@ class SimulationBatch:
                 self._members.append(
                     RepeatingSimulation(partial(make, task, options), task, row, partial(reports, row), faults)
                 )
+            spec = common_spec([simulation.spec for simulation in self.simulations], request.task)
         except BaseException as error:
             self.close()
             known = known_fault(error)
@@ -209,7 +211,7 @@ class SimulationBatch:
             for fault in one.faults_of_start()
         ]
         self.facts = BatchFacts(
-            first.spec,
+            spec,
             min(limits, default=None),
             tasks,
             len(names),

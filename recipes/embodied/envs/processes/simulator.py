@@ -236,6 +236,23 @@ class BatchFacts(NamedTuple):
     mapping: str | None = None
 
 
+def common_spec(specs: Sequence[EnvSpec], task: str) -> EnvSpec:
+    """Return the spec that all simulations of a batch have.
+
+    Raises:
+        ConfigError: two of them differ.
+    """
+    other = next((spec for spec in specs if spec != specs[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"environments of `{task}` differ in their observations or actions",
+            where="env.task",
+            why=f"one has {specs[0]}, another one {other}",
+            help="give all environments the same spaces: one policy acts in them",
+        )
+    return specs[0]
+
+
 class Outcomes(NamedTuple):
     """The results of one action in each environment; rows that were not stepped are 0.
 

@@ -69,7 +69,8 @@ class GymnasiumSimulation(CheapSimulation):
         rate = self.env.metadata.get("render_fps")  # for viewers: it may be anything
         self.control_hz = np.asarray(rate).item() if is_rate(rate) else None
         self._reads = Reader(task, self.env.observation_space)
-        self._writes = Writer(task, self.env.action_space)
+        self._acts = self.env.action_space
+        self._writes = Writer(task, self._acts)
         self.mapping = f"{self._reads.mapping}; {self._writes.mapping}"
         self._current: Any = None
 
@@ -80,6 +81,13 @@ class GymnasiumSimulation(CheapSimulation):
 
     def reset(self, start: Start) -> None:
         self._current = checked_reset(self._task, self.env.reset(seed=start.seed))
+        space = self.env.action_space
+        if space is not self._acts and space != self._acts:
+            raise ConfigError(
+                f"`reset` of `{self._task}` changes its action space from {self._acts} to {space}",
+                where="env.task",
+                help="set `action_space` in the constructor, and leave it as it is",
+            )
 
     def checked(self, result: Any) -> Outcome:
         self._current, outcome = checked_step(self._task, result)

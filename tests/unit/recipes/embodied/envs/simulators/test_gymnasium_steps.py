@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
+import os
 import subprocess
 import sys
 import types
@@ -130,6 +132,33 @@ class Seeding(Wrapping):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return self.env.reset()
+
+
+class Growing(Odd):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.action_space = spaces.Box(-2, 2, (1,))
+        return super().reset(seed=seed)
+
+
+def test_an_action_space_stays_what_it_is() -> None:
+    env = make_env(f"{__name__}:Growing", EnvSettings(num_envs=1, max_episode_steps=2))
+    with pytest.raises(ConfigError, match=r"`reset` of `.*Growing` changes its action space from Box\(-1.0, 1.0"):
+        env.reset()
+
+
+class Unequal(Odd):
+    made = itertools.count(os.getpid())
+
+    def __init__(self) -> None:
+        bound = next(self.made)
+        super().__init__(act=spaces.Box(-bound, bound, (1,)))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_environments_of_a_batch_have_equal_spaces(processes: int) -> None:
+    settings = EnvSettings(num_envs=2, max_episode_steps=2, num_processes=processes)
+    with pytest.raises(ConfigError, match=r"environments of `.*Unequal` differ in their observations or actions"):
+        make_env(f"{__name__}:Unequal", settings)
 
 
 @pytest.mark.parametrize("name", ["Seedless", "Wrapping"])
