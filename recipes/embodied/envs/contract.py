@@ -44,7 +44,11 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
     """
 
     def made(num_envs: int, **settings: Any) -> VectorEnv:
-        return make(EnvSettings(num_envs=num_envs, task=task, options=options or {}, total_envs=_TOTAL, **settings))
+        env = make(EnvSettings(num_envs=num_envs, task=task, options=options or {}, total_envs=_TOTAL, **settings))
+        if not isinstance(env, VectorEnv):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            help = 'an environment of Gymnasium is checked by `lambda settings: make_env("my_package:MyEnv", settings)`'
+            raise broken(f"`{type(env).__name__}` is no `VectorEnv`", help)
+        return env
 
     def history(num_envs: int = 4, first_env: int = 0, **settings: Any) -> list[Observation]:
         """Return the observations and rewards of environments 0 to 3, or some of them, under the same actions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -231,6 +231,7 @@ BROKEN: dict[str, tuple[Callable[[EnvSettings], VectorEnv], str]] = {
     "unknowing": (Unknowing, "`executed action` is nan, not a finite number"),
     "forgetful": (Forgetful, "does not lead back"),
     "hidden": (Hidden, "continues differently"),
+    "other": (lambda settings: cast("Any", settings), "`EnvSettings` is no `VectorEnv`"),
 }
 
 
