@@ -28,7 +28,7 @@ def app(
         opt(
             "--device NAME",
             "Input device for a human operator to drive, or correct the policy: keyboard, gamepad, spacemouse, leader,"
-            " remote, browser; or scripted.",
+            " browser; or scripted.",
         ),
     ] = None,
     option: Annotated[list[str] | None, opt("--option KEY=VALUE", "Option of the device. May be repeated.")] = None,
