@@ -55,6 +55,10 @@ class _BoundReachedError(Exception):
     """The end of a template's time, raised by a signal handler, which shows the template's line."""
 
 
+def _refuse(value: object) -> None:
+    raise RenderingError(f"a value is a `{type(value).__name__}`, which JSON does not have: write it as a text")
+
+
 class TemplateProcess:
     """The child process that renders; it starts with the first conversation.
 
@@ -79,7 +83,7 @@ class TemplateProcess:
             RenderingError: the template refuses the conversation, has an error, or exceeds a bound.
         """
         try:
-            data = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode()
+            data = json.dumps(request, default=_refuse).encode()
         except RecursionError:
             raise RenderingError("its values are nested too deeply") from None
         with self._lock:

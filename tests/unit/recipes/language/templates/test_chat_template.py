@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,14 @@ def made(template: str, folder: str = "") -> ChatTemplate:
 )
 def test_missing_prompt_is_named(template: str, missing: str | None) -> None:
     assert made(template).missing_prompt() == missing
+
+
+@pytest.mark.parametrize("value", [date(2026, 3, 14), Decimal("1.50"), b"x"])
+def test_value_that_json_lacks_is_refused(value: object) -> None:
+    call = {"name": "book", "arguments": {"when": value}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    with pytest.raises(ConfigError, match=f"a value is a `{type(value).__name__}`, which JSON does not have"):
+        made(TURNS + PROMPT).write([{"role": "user", "content": "x"}, calling])
 
 
 def test_prompt_that_is_written_twice_is_refused() -> None:
