@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 EVERYDAY := -m "not nightly" --durations=10
-# Pure tests one by one, a process for each core. Those of Ray by file, since the tests of a file share a cluster and its
-# groups; they wait for processes half of their time, which a third process uses. Hosts of name spaces and accelerators
-# are there once: one process.
-PURE := --numprocesses=2 --dist=worksteal $(EVERYDAY) tests/unit
-SHARED := --numprocesses=3 --dist=loadfile $(EVERYDAY) tests/golden tests/integration
-WHOLE := $(EVERYDAY) tests/cluster tests/gpu
+# Pure tests one by one; those of Ray by file, since the tests of a file share a cluster and its groups; those of hosts of
+# name spaces and of accelerators, which are there once, in one process (`tests/conftest.py`). Many wait for processes or
+# for time to pass, which a process more than two cores have uses.
+PURE := --numprocesses=3 --dist=worksteal $(EVERYDAY) tests/unit
+SHARED := --numprocesses=3 --dist=loadfile $(EVERYDAY) tests/cluster tests/gpu tests/golden tests/integration
+# Thousands of processes start in tests: without bytecode each compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
 .DEFAULT_GOAL := help
@@ -37,7 +38,6 @@ test-pure: setup
 
 test-processes: setup
 	$(BIN)/pytest $(SHARED)
-	$(BIN)/pytest $(WHOLE)
 
 check: setup ## what CI runs: lint, types, import contracts, tests
 # Lint and types take a core each: pure tests, which bound no time, fill the rest.

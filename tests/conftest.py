@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,12 +31,27 @@ settings.load_profile("commit")
 # Seconds beyond a test's time limit after which its process is ended.
 _GRACE_SECONDS = 180
 _STACKS = pytest.StashKey[int]()
+_THERE_ONCE = ("tests/cluster/", "tests/gpu/")
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep where stacks go: no output is captured yet."""
     config.stash[_STACKS] = os.dup(2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give tests of hosts and of accelerators, which are there once, to one process, beside those that take files."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "hosts" if nodeid.startswith(_THERE_ONCE) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -7,14 +7,16 @@ import http.client
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import anthropic
-import openai
 
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
+
+if TYPE_CHECKING:
+    # As a whole they take seconds, which every process that collects tests would spend.
+    import anthropic
+    import openai
 
 PARAMETERS = {"type": "object", "properties": {"of": {"type": "array"}}}
 CALL = '<tool_call>{"name": "add", "arguments": {"of": [1, 2]}}</tool_call>'
@@ -24,6 +26,8 @@ OTHER_CALL = CALL.replace("[1, 2]", "[3, 4]")
 @asynccontextmanager
 async def openai_of(llm: LanguageModel) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's client of a model's endpoint."""
+    import openai
+
     async with (
         serve(llm) as endpoint,
         openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client,
@@ -34,6 +38,8 @@ async def openai_of(llm: LanguageModel) -> AsyncIterator[openai.AsyncOpenAI]:
 @asynccontextmanager
 async def anthropic_of(llm: LanguageModel) -> AsyncIterator[anthropic.AsyncAnthropic]:
     """Anthropic's client of a model's endpoint."""
+    import anthropic
+
     async with (
         serve(llm) as endpoint,
         anthropic.AsyncAnthropic(base_url=endpoint.root_url, api_key=endpoint.api_key) as client,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from recipes.agent.call_forms import CallForm
@@ -228,6 +227,8 @@ def test_a_refusal_of_the_template_leaves_the_conversation() -> None:
 
 
 async def test_the_end_of_turns_is_not_tried_again() -> None:
+    import openai
+
     async with openai_of(model("a", max_turns=1)) as client:
         await client.chat.completions.create(model="m", messages=HI)
         with pytest.raises(openai.RateLimitError, match="no turns left") as refused:
@@ -252,6 +253,8 @@ def test_an_engine_that_has_failed_is_status_503() -> None:
 
 
 async def test_models_are_listed() -> None:
+    import openai
+
     async with openai_of(model()) as client:
         assert [item.id async for item in await client.models.list()] == ["policy"]
         assert (await client.models.retrieve("policy")).id == "policy"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from recipes.agent.conversation.chat_model import LanguageModel
@@ -246,6 +244,8 @@ def test_what_cannot_be_done_is_refused_in_its_words(path: str, change: Any, why
 
 
 async def test_errors_are_those_that_the_client_knows() -> None:
+    import anthropic
+
     async with anthropic_of(model(max_turns=0)) as client:
         kinds: list[type[Exception]] = []
         for item in (client, client.with_options(api_key="wrong")):
@@ -327,6 +327,8 @@ async def test_a_stream_of_a_response_has_every_event() -> None:
 
 
 async def test_a_response_that_is_not_stored_cannot_be_continued() -> None:
+    import openai
+
     first, second = {"input": "x", "store": False}, {"input": "x"}
     async with openai_of(model("a", "b")) as client:
         response = await client.responses.create(model="m", **first)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 from torch import Tensor
@@ -77,6 +76,8 @@ def test_removed_adapters_leave_nothing() -> None:
 
 
 def test_first_values_come_from_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import peft
+
     right = adapters()
     torch.manual_seed(5)
     right.add("a", AdapterSettings(4, 1))
