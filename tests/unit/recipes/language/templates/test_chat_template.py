@@ -190,11 +190,13 @@ def test_template_without_an_end_is_ended_at_its_line(template: str, line: int |
 
 
 def test_time_of_all_conversations_is_bounded() -> None:
-    process = TemplateProcess(0.5)
-    slow = asked("{% for a in range(12) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + WRITES)
+    process = TemplateProcess(1.0)
+    # A tenth of a second or so: far from the bound by itself, and far from what each conversation adds to it.
+    slow = asked("{% for a in range(40) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + WRITES)
+    process.render(slow)
 
     def render_all() -> None:
-        for _ in range(50):
+        for _ in range(200):
             process.render(slow)
 
     with pytest.raises(RenderingError, match="with the conversations before"):
