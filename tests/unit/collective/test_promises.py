@@ -553,16 +553,16 @@ def test_a_successor_is_not_taken_for_its_predecessor(pair: Pair) -> None:
     until(lambda: pair.here.recv(THERE, timeout=5) if not pair.far.info else True)
     pair.far.close()
     successor = pair.join(THERE)
-    work = None
-    for _ in range(100):
-        try:
+
+    def reached() -> bool:
+        # Until the end of the predecessor is seen, a message is refused, or is lost with it.
+        with contextlib.suppress(WorkerDiedError, CommunicationTimeoutError):
             pair.here.send("to the successor", THERE)
-            break
-        except WorkerDiedError:
-            continue
-    assert successor.recv(HERE) == "to the successor"
+            return successor.recv(HERE, timeout=1) == "to the successor"
+        return False
+
+    until(reached)
     successor.send("of the successor", HERE)
-    del work
     assert pair.here.recv(THERE) == "of the successor"
 
 
