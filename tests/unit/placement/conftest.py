@@ -11,8 +11,6 @@ from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.topology import ClusterTopology
 
-Groups = dict[str, tuple[str, int | None]]
-
 
 def _cluster(
     num_nodes: int, per_node: int | None = None, *, placement: dict[str, Any] | None = None, groups: Any = ()
@@ -49,48 +47,3 @@ def two_kinds() -> list[dict[str, Any]]:
         {"label": "a800", "node_ranks": 0, "accelerators": {"per_node": 8, "model": "A800"}},
         {"label": "4090", "node_ranks": 1, "accelerators": {"per_node": 8}},
     ]
-
-
-@pytest.fixture
-def eighteen() -> ClusterConfig:
-    """The cluster of 18 nodes: 8 x A800, 8 x 4090, two Franka arms, an agent on the first four nodes."""
-    return ClusterConfig.model_validate(
-        {
-            "num_nodes": 18,
-            "component_placement": {
-                "actor": {"node_group": "a800", "placement": "0-63"},
-                "rollout": {"node_group": 4090, "placement": "0-63"},
-                "env": {"node_group": "franka", "placement": "0-1"},
-                "agent": {"node_group": "node", "placement": "0-1:0-199,2-3:200-399"},
-            },
-            "node_groups": [
-                {
-                    "label": "a800",
-                    "node_ranks": "0-7",
-                    "env_configs": [
-                        {
-                            "node_ranks": "0-7",
-                            "python_interpreter_path": "/opt/venv/openpi/bin/python3",
-                            "env_vars": [{"GLOO_SOCKET_IFNAME": "eth0"}],
-                        }
-                    ],
-                },
-                {
-                    "label": 4090,
-                    "node_ranks": "8-15",
-                    "env_configs": [{"node_ranks": "8-15", "env_vars": [{"GLOO_SOCKET_IFNAME": "eth1"}]}],
-                },
-                {
-                    "label": "franka",
-                    "node_ranks": "16-17",
-                    "hardware": {
-                        "type": "Franka",
-                        "configs": [
-                            {"robot_ip": "10.10.10.1", "node_rank": 16, "camera_serials": ["322142001230"]},
-                            {"robot_ip": "10.10.10.2", "node_rank": 17, "camera_serials": ["322142001232"]},
-                        ],
-                    },
-                },
-            ],
-        }
-    )

@@ -45,9 +45,9 @@ def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None =
     return list(ours)
 
 
-def one(text: str, code: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> Diagnostic:
+def one(text: str, code: str, assume: tuple[str, ...] = ()) -> Diagnostic:
     """Return the only finding, which has this code and underlines the marked text."""
-    diagnostics = findings(text, assume, accelerators)
+    diagnostics = findings(text, assume)
     assert [diagnostic.code for diagnostic in diagnostics] == [code], diagnostics
     start = text.index(OPEN)
     assert (diagnostics[0].span.start, diagnostics[0].span.end) == (start, text.index(CLOSE) - 1)

@@ -10,28 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from rlinf_cli.codes import CLOSE, OPEN, Code, codes_by_stage
+from rlinf_cli.codes import CLOSE, OPEN
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.ranks import RankMap
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo
 from tests.unit.placement.found import EIGHT_NODES, findings, one
-
-# Those whose wrong example needs overrides are tried with the whole command.
-CODES = [code for code in codes_by_stage()["placement"] if not code.wrong.overrides]
-
-
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
-def test_wrong_example_is_reported_at_its_marker_alone(code: Code) -> None:
-    assert one(code.wrong.text, code.name, code.wrong.assume, code.wrong.found).severity is code.severity
-
-
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
-def test_the_right_example_is_free_of_it(code: Code) -> None:
-    assert code.name not in {
-        diagnostic.code for diagnostic in findings(code.right.text, code.right.assume, code.right.found)
-    }
 
 
 def test_the_message_of_the_specification() -> None:
