@@ -20,6 +20,7 @@ from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.config.validating.model_fields import alternatives, sections, written_fields
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
+from rlinf_core.job.load import Job
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import is_given
 
@@ -162,14 +163,18 @@ def _samples(kind: object, default: Any) -> list[Any]:
 
 
 @cache
+def loaded(file: tuple[str, ...]) -> Job:
+    return load_with_lint(file[0], file[1:], environ={})
+
+
+@cache
 def contexts(name: str) -> list[Context]:
     """Return the files of a recipe that keys are tried in: all that are shipped, and special ones."""
     files = [(shipped_config,) for shipped_config in sorted(shipped_configs())]
     files += [(find_recipe(name).default_config, *overrides) for overrides in SPECIAL.get(name, ())]
-    jobs = [(file, load_with_lint(file[0], file[1:], environ={})) for file in files]
     return [
         Context(" ".join(file), job.config, job.world_sizes)
-        for file, job in jobs
+        for file, job in zip(files, map(loaded, files), strict=True)
         if job.config is not None and job.recipe is not None and job.recipe.name == name
     ]
 
