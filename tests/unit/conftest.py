@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried_disk() -> Iterator[None]:
+    """Let nothing wait until a disk has what was written: no test takes its power away, and many write."""
+
+    def fsync(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 @pytest.fixture(autouse=True)
