@@ -97,43 +97,48 @@ def waiters(cluster: Cluster) -> WorkerGroup[Peer]:
         yield group
 
 
+@pytest.fixture(scope="module")
+def mortals(cluster: Cluster) -> Iterator[WorkerGroup[Peer]]:
+    """Six workers, each of which one test ends."""
+    with Peer.create_group().launch(cluster, NodePlacementStrategy([0] * 6), name="mortals") as group:
+        yield group
+
+
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("rank", "how", "cause"),
     [
-        ("kill", "it was killed by SIGKILL" if KEEPS_ENDS else "killed, or exited without an exception"),
-        ("_exit", r"it ended with exit code \d" if KEEPS_ENDS else "killed, or exited without an exception"),
-        ("exit", r"it called `sys.exit\(4\)`"),
-        ("crash", r"crashed: Segmentation fault(.|\n)*test_failures.py:\d+ in end"),
+        (0, "kill", "it was killed by SIGKILL" if KEEPS_ENDS else "killed, or exited without an exception"),
+        (1, "_exit", r"it ended with exit code \d" if KEEPS_ENDS else "killed, or exited without an exception"),
+        (2, "exit", r"it called `sys.exit\(4\)`"),
+        (3, "crash", r"crashed: Segmentation fault(.|\n)*test_failures.py:\d+ in end"),
     ],
 )
 def test_a_death_reaches_who_waits_with_its_cause(
-    cluster: Cluster, waiters: WorkerGroup[Peer], how: str, cause: str
+    cluster: Cluster, waiters: WorkerGroup[Peer], mortals: WorkerGroup[Peer], rank: int, how: str, cause: str
 ) -> None:
-    name = f"mortal{how}"
-    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name=name)
-    waiting = waiters.execute_on(0).take(name, 0)
+    waiting = waiters.execute_on(0).take("mortals", rank)
     until_it_waits(cluster, "waiters:0")
-    ending = mortal.end(how)
+    ending = mortals.execute_on(rank).end(how)
     error = only_error(waiting)
     assert isinstance(error, WorkerDiedError)
-    assert error.address == f"{name}:0"
+    assert error.address == f"mortals:{rank}"
     assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
     assert error.where == "waiters:0"
     with pytest.raises(WorkerDiedError, match=cause):
         raise error
     with pytest.raises(WorkerDiedError, match=cause):
         raise only_error(ending)
-    mortal.shutdown()
 
 
-def test_who_comes_after_a_death_hears_of_it_at_once(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
-    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="gone")
-    pid = mortal.pid().wait()[0]
+def test_who_comes_after_a_death_hears_of_it_at_once(
+    cluster: Cluster, waiters: WorkerGroup[Peer], mortals: WorkerGroup[Peer]
+) -> None:
+    mortal = mortals.execute_on(4)
+    (pid,) = mortal.pid().wait()
     with pytest.raises(WorkerGroupError) as caught:
         mortal.end("kill").wait(timeout=20)
-    assert caught.value.places == {0: f"node 0 ({cluster.get_node_ip(0)}), pid {pid}"}
-    assert isinstance(only_error(waiters.execute_on(1).take("gone", 0)), WorkerDiedError)
-    mortal.shutdown()
+    assert caught.value.places == {4: f"node 0 ({cluster.get_node_ip(0)}), pid {pid}"}
+    assert isinstance(only_error(waiters.execute_on(1).take("mortals", 4)), WorkerDiedError)
 
 
 def test_a_relaunched_group_is_reached_under_its_name(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
@@ -186,10 +191,10 @@ def limited() -> Iterator[Callable[[int, int], None]]:
 
 
 def test_who_is_killed_for_memory_is_told_to_have_been(
-    cluster: Cluster, waiters: WorkerGroup[Peer], limited: Callable[[int, int], None]
+    cluster: Cluster, waiters: WorkerGroup[Peer], mortals: WorkerGroup[Peer], limited: Callable[[int, int], None]
 ) -> None:
-    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="hungry")
-    waiting = waiters.execute_on(0).take("hungry", 0)
+    mortal = mortals.execute_on(5)
+    waiting = waiters.execute_on(0).take("mortals", 5)
     until_it_waits(cluster, "waiters:0")
     (pid,) = mortal.pid().wait()
     limited(pid, 256 << 20)
@@ -205,7 +210,6 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
         named = end is not None and end.out_of_memory is not None
         assert ("because memory ran out" in str(error)) == named
         assert named == (KEEPS_ENDS and bool(memory_kill(pid)))
-    mortal.shutdown()
 
 
 def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:

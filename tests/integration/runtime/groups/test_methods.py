@@ -38,23 +38,28 @@ class Leaver(Worker):
         return self._rank
 
 
-@pytest.mark.parametrize("method", ["leave", "leave_async"])
-def test_a_method_that_exits_ends_its_worker(cluster: Cluster, method: str) -> None:
-    group = Leaver.create_group().launch(cluster, NodePlacementStrategy([0]), name=method)
+@pytest.fixture(scope="module")
+def leavers(cluster: Cluster) -> Iterator[WorkerGroup[Leaver]]:
+    """Three workers, of which tests end two."""
+    with Leaver.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="leavers") as group:
+        yield group
+
+
+@pytest.mark.parametrize(("rank", "method"), [(0, "leave"), (1, "leave_async")])
+def test_a_method_that_exits_ends_its_worker(leavers: WorkerGroup[Leaver], rank: int, method: str) -> None:
     with pytest.raises(WorkerGroupError) as caught:
-        getattr(group, method)().wait(timeout=HANGS)
+        getattr(leavers.execute_on(rank), method)().wait(timeout=HANGS)
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerDiedError)
     assert error.cause is not None
     assert re.search(r"exit code 3|sys\.exit\(3\)", error.cause)
-    group.shutdown()
 
 
-def test_a_method_that_is_interrupted_fails_and_its_worker_stays(cluster: Cluster) -> None:
-    with Leaver.create_group().launch(cluster, NodePlacementStrategy([0]), name="interrupted") as group:
-        with pytest.raises(WorkerGroupError, match="KeyboardInterrupt"):
-            group.interrupt().wait(timeout=HANGS)
-        assert group.stay().wait(timeout=HANGS) == [0]
+def test_a_method_that_is_interrupted_fails_and_its_worker_stays(leavers: WorkerGroup[Leaver]) -> None:
+    worker = leavers.execute_on(2)
+    with pytest.raises(WorkerGroupError, match="KeyboardInterrupt"):
+        worker.interrupt().wait(timeout=HANGS)
+    assert worker.stay().wait(timeout=HANGS) == [2]
 
 
 def _break() -> None:
@@ -338,35 +343,35 @@ class Misspeller(Worker):
         return self.connect_channel(channel)
 
 
-def refused(cluster: Cluster, method: str, name: str) -> UnknownGroupError:
-    with Misspeller.create_group().launch(cluster, "0:0", name="misspeller") as group:
-        with pytest.raises(WorkerGroupError) as caught:
-            getattr(group, method)(name).wait()
-        (error,) = caught.value.exceptions
-        assert isinstance(error, UnknownGroupError)
-        return error
+@pytest.fixture(scope="module")
+def misspeller(cluster: Cluster) -> Iterator[WorkerGroup[Misspeller]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLINF_CONNECT_TIMEOUT", "600")
+        with Misspeller.create_group().launch(cluster, "0:0", name="misspeller") as group:
+            yield group
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLINF_CONNECT_TIMEOUT", "600")
+def refused(group: WorkerGroup[Misspeller], method: str, name: str) -> UnknownGroupError:
+    with pytest.raises(WorkerGroupError) as caught:
+        getattr(group, method)(name).wait()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, UnknownGroupError)
+    return error
 
 
-@pytest.mark.usefixtures("_patient")
 # How it is looked for makes no difference.
 @pytest.mark.parametrize(
     "method",
     ["recv_from", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("send_to", "send_in_background"))],
 )
-def test_a_misspelt_group_is_refused_when_everybody_waits(cluster: Cluster, method: str) -> None:
-    error = refused(cluster, method, "mispeller")
+def test_a_misspelt_group_is_refused_when_everybody_waits(misspeller: WorkerGroup[Misspeller], method: str) -> None:
+    error = refused(misspeller, method, "mispeller")
     assert "did you mean `misspeller`" in (error.help or "")
 
 
-@pytest.mark.usefixtures("_patient")
-def test_a_misspelt_channel_is_refused_with_those_that_exist(cluster: Cluster) -> None:
+def test_a_misspelt_channel_is_refused_with_those_that_exist(misspeller: WorkerGroup[Misspeller]) -> None:
     Channel.create("rollout_output")
-    error = refused(cluster, "connect_to", "rollout_outputs")
+    error = refused(misspeller, "connect_to", "rollout_outputs")
     assert error.message == "no channel is named `rollout_outputs`"
     assert "rollout_output" in error.known
     assert "misspeller" not in error.known
