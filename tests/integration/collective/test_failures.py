@@ -18,21 +18,7 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from tests.integration.collective.conftest import THERE, echo, over_tcp
-from tests.waiting import until
-
-
-def in_thread(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(function(*args))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, outcome
+from tests.waiting import in_thread, until
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])

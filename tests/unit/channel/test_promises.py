@@ -25,7 +25,7 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from tests.unit.channel.conftest import Stage
-from tests.waiting import until
+from tests.waiting import in_thread, until
 
 KINDS = ("of a job", "of another host", "local")
 # Packed into a frame, at the limit, a message of their own, announced.
@@ -70,20 +70,6 @@ def ends(make_ends: Callable[..., Ends]) -> Ends:
 def waiting(channel: Channel, key: str = "default") -> int:
     figures = channel.statistics().get(key)
     return 0 if figures is None else figures.waiting_gets + figures.waiting_puts
-
-
-def in_thread(function: Callable[..., object], *args: object, **options: object) -> tuple[threading.Thread, list[Any]]:
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(function(*args, **options))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, outcome
 
 
 # Order and contents

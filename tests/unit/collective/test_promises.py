@@ -41,26 +41,11 @@ from rlinf_core.errors import (
 )
 from rlinf_core.waiting import OperationKind
 from tests.unit.collective.conftest import HERE, THERE, Pair
-from tests.waiting import until
+from tests.waiting import in_thread, until
 
 MakePair = Callable[..., Pair]
 # Inside a frame, at its limit, in shared memory, in several reads of a socket.
 SIZES = (0, 100, 32 << 10, (32 << 10) + 1, 300_000, 3 << 20)
-
-
-def in_thread(function: Callable[..., object], *args: object) -> tuple[threading.Thread, list[Any]]:
-    """Return a started thread, and the list with the result, or the error, of a call there."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(function(*args))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, outcome
 
 
 def repeat(times: int, operation: Callable[[], object]) -> None:
