@@ -277,7 +277,7 @@ def test_episodes_are_shown_where_an_environment_has_examples() -> None:
         assert set(words) <= {"north", "south", "west", "east", "take"}
         # Each is one of the doors that were told before it.
         assert words[0] in text
-    elsewhere = {"type": "openenv", "url": "http://127.0.0.1:1"}
+    elsewhere = {"type": "openenv", "options": {"url": "http://127.0.0.1:1"}}
     assert conversations(agent_config(agent={**played, "environment": elsewhere}, **sections), tokenizer) == []
 
 
