@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from recipes.language.templates.template_process import PROCESS, RenderingError
+from recipes.language.templates.template_process import PROCESS, RenderingError, refuse_value
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
 from rlinf_core.suggest import excerpt
@@ -143,9 +143,9 @@ class ChatTemplate:
         return self._text(messages, tools, asks=False)
 
     def _text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, asks: bool) -> str:
-        listed = [self._written(message) for message in messages]
         functions = list(tools) or None
         try:
+            listed = [self._written(message) for message in messages]
             # Do the same as transformers' `apply_chat_template`.
             return PROCESS.render(
                 {
@@ -234,4 +234,6 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
     if "function" in call:
         return {**call, "function": _with_text(call["function"])}
     arguments: Any = call.get("arguments")
-    return {**call, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)}
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False, default=refuse_value)
+    return {**call, "arguments": arguments}

@@ -55,7 +55,8 @@ class _BoundReachedError(Exception):
     """The end of a template's time, raised by a signal handler, which shows the template's line."""
 
 
-def _refuse(value: object) -> None:
+def refuse_value(value: object) -> None:
+    """Raise a RenderingError about a value that JSON does not have."""
     raise RenderingError(f"a value is a `{type(value).__name__}`, which JSON does not have: write it as a text")
 
 
@@ -83,7 +84,7 @@ class TemplateProcess:
             RenderingError: the template refuses the conversation, has an error, or exceeds a bound.
         """
         try:
-            data = json.dumps(request, default=_refuse).encode()
+            data = json.dumps(request, default=refuse_value).encode()
         except RecursionError:
             raise RenderingError("its values are nested too deeply") from None
         with self._lock:

@@ -59,11 +59,14 @@ def test_missing_prompt_is_named(template: str, missing: str | None) -> None:
 
 
 @pytest.mark.parametrize("value", [date(2026, 3, 14), Decimal("1.50"), b"x"])
-def test_value_that_json_lacks_is_refused(value: object) -> None:
+@pytest.mark.parametrize("form", ["", "{{ m.tool_calls[0].function.arguments + '' if m.tool_calls }}"])
+def test_value_that_json_lacks_is_refused(value: object, form: str) -> None:
     call = {"name": "book", "arguments": {"when": value}}
     calling = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
     with pytest.raises(ConfigError, match=f"a value is a `{type(value).__name__}`, which JSON does not have"):
-        made(TURNS + PROMPT).write([{"role": "user", "content": "x"}, calling])
+        made(TURNS.replace("<|im_end|>", f"{form}<|im_end|>") + PROMPT).write(
+            [{"role": "user", "content": "x"}, calling]
+        )
 
 
 def test_prompt_that_is_written_twice_is_refused() -> None:
