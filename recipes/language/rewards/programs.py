@@ -36,7 +36,9 @@ _PYTHON: Final = ("", "python", "python3", "py")
 _PATIENCE: Final = 6
 # The absolute and relative tolerance of decimals in outputs.
 _TOLERANCE: Final = 1e-6
-# The modules that LiveCodeBench imports, with all their names, before the program of a function.
+# What LiveCodeBench sets before the program of a function: the limit of recursion, and the modules that it imports with
+# all their names.
+_DEPTH: Final = 50_000
 _IMPORTED: Final = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
     *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
@@ -274,6 +276,7 @@ class ProgramJudge:
             "names": names,
             "calls": tuple(map(tuple, tests.calls)),
             "imports": _imports_of(program) if tests.calls else {},
+            "depth": _DEPTH if tests.calls else 0,
             "end": end,
         }
         result = await self._run(function_tests(), [], marshal.dumps(job))

@@ -49,13 +49,16 @@ def _operations() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _load(program: str, imports: Mapping[str, str]) -> dict[str, object]:
+def _load(program: str, imports: Mapping[str, str], depth: int) -> dict[str, object]:
     """Run a program as a module, and return the names that it defines.
 
     Args:
         program: the program.
         imports: the names that it may use without importing them, each with its module; "": the name is a module's.
+        depth: the limit of recursion; 0: Python's.
     """
+    if depth:
+        sys.setrecursionlimit(depth)
     module = sys.modules["answer"] = ModuleType("answer")
     names = module.__dict__
     known = {name: getattr(imported(of), name) if of else imported(name) for name, of in imports.items()}
@@ -111,7 +114,7 @@ def _listed(value: object) -> object:
 
 def _judge(link: PipeEnd, job: Mapping[str, Any]) -> None:
     """Run the tests; exceptions of tests and program propagate."""
-    defined: dict[str, object] = link.ask("load", [job["program"], job["imports"]], {})
+    defined: dict[str, object] = link.ask("load", [job["program"], job["imports"], job["depth"]], {})
     names: dict[str, object] = {"__name__": "tests", **_names(job["names"], defined)}
     for statement in job["statements"]:
         exec(compile(statement, "<test>", "exec", dont_inherit=True), names)  # noqa: S102 - the tests are the data set's

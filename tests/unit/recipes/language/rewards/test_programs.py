@@ -185,6 +185,9 @@ def test_a_function_may_use_what_livecodebench_imports(scorer: Scorer) -> None:
     tests = json.dumps({"fn_name": "count", "inputs": [[[1, 3, 2]]], "outputs": [3]})
     assert scored(scorer, program, tests).reason == "passed all of 1 tests"
     assert not scored(scorer, program.replace("List", "Lists"), tests).correct
+    deep = "def count(xs): return count(xs[1:]) if len(xs) > 1 else 3"
+    far = json.dumps({"fn_name": "count", "inputs": [[list(range(3000))]], "outputs": [3]})
+    assert scored(scorer, deep, far).reason == "passed all of 1 tests"
 
 
 def test_an_answer_without_a_program_is_wrong(scorer: Scorer) -> None:
