@@ -69,7 +69,7 @@ def check(got: dict[str, Any]) -> str:
 
 
 def note_signatures(channel: Channel, book: Book) -> None:
-    """Write down when this process is about to sign for what it gets."""
+    """Write down when this process is about to sign for what it gets through a channel."""
     backend: Any = channel._backend
     pending = backend.pending
     take, sign = pending._taken, pending._sign
@@ -124,7 +124,8 @@ class Actor(Worker):
 
     def consume(self, channels: list[Channel], until: float, seed: int, folder: str, name: str) -> int:
         dice, book, count = random.Random(seed), Book(folder, name), 0
-        note_signatures(channels[0], book)
+        for channel in channels:
+            note_signatures(channel, book)
         while time.time() < until:
             channel, key = dice.choice(channels), dice.choice(KEYS)
             size = dice.choice((1, 1, BATCH))
@@ -217,6 +218,7 @@ def settle_books(folder: str, rest: list[str], statistics: list[KeyStatistics]) 
     got: Counter[str] = Counter(rest)
     signed_by_the_dead = 0
     signed_in_vain = 0
+    unsigned = 0
     for path in Path(folder).iterdir():
         signed = 0
         for line in path.read_text().splitlines():
@@ -224,6 +226,7 @@ def settle_books(folder: str, rest: list[str], statistics: list[KeyStatistics]) 
             if word == "signs":
                 signed = int(words[0])
             elif word == "got":
+                unsigned += abs(len(words) - signed)
                 signed = 0
                 got.update(words)
             elif word == "nothing":
@@ -245,6 +248,7 @@ def settle_books(folder: str, rest: list[str], statistics: list[KeyStatistics]) 
         "not taken": sum(one.puts - one.gets for one in statistics),
         "signed by the dead": signed_by_the_dead,
         "signed and not got": signed_in_vain,
+        "got and not signed": unsigned,
     }
 
 

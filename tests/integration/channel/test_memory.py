@@ -206,6 +206,7 @@ def check_report(report: dict[str, Any]) -> None:
     assert report["although refused"] == []
     assert report["not taken"] == 0
     assert report["signed and not got"] == 0
+    assert report["got and not signed"] == 0, "a consumer's signatures are not written down"
     assert report["missing"] <= report["taken and not written down"] <= report["signed by the dead"]
     assert report["processes of channels"] == 0
     assert report["shared memory held here"] == 0
