@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
@@ -201,10 +202,19 @@ class ImageEncoder(nn.Module):
 
 
 def _convolutions(channels: int, *, small: bool) -> nn.Sequential:
-    """Return the layers for one camera; each with a width, a kernel size and a stride."""
+    """Return the layers for one camera; each with a width, a kernel size and a stride.
+
+    Initial weights are orthogonal, as those of the other layers. The first biases subtract 1/2 from each pixel:
+    otherwise what all images share, such as a bright background, exceeds their differences by far, and the ReLUs after
+    it can become 0 for every image, without a gradient.
+    """
     shapes = ((32, 3, 2), (64, 3, 2), (64, 3, 2)) if small else ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     layers: list[nn.Module] = []
-    for width, size, stride in shapes:
-        layers += [nn.Conv2d(channels, width, size, stride), nn.ReLU()]
+    for number, (width, size, stride) in enumerate(shapes):
+        layer = nn.Conv2d(channels, width, size, stride, bias=False)
+        nn.init.orthogonal_(layer.weight, math.sqrt(2))
+        bias = layer.weight.detach().sum((1, 2, 3)) / -2 if number == 0 else torch.zeros(width)
+        layer.bias = nn.Parameter(bias)
+        layers += [layer, nn.ReLU()]
         channels = width
     return nn.Sequential(*layers, nn.Flatten())

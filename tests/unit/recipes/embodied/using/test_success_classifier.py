@@ -274,6 +274,27 @@ def test_the_keys_of_who_takes_over_are_the_same_keys(monkeypatch: pytest.Monkey
     assert rewards == [0, 1]
 
 
+def test_what_differs_little_from_a_bright_image_is_learned() -> None:
+    """A dark block in the left or in the right half: by each seed, as what all images share gives no ReLU its sign."""
+    random, side = np.random.default_rng(0), np.arange(64) % 2
+    images = np.full((64, 32, 32, 3), 255, np.uint8)
+    for image, half in zip(images, side, strict=True):
+        row, column = random.integers(0, 29), random.integers(0, 13) + 16 * half
+        image[row : row + 3, column : column + 3] = 0
+    model = EmbodiedModelConfig(model_type="cnn_policy", hidden_dim=32, add_value_head=False)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        policy = make_model(model, EnvSpec(0, 1, num_choices=2, cameras={"main": (32, 32, 3)}))
+        optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+        inputs, labels = policy.prepare({"images.main": images}), torch.from_numpy(side)[:, None, None]
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = -policy(inputs, labels).logprobs.mean()
+            loss.backward()
+            optimizer.step()
+        assert float(loss.detach()) < 0.03, seed
+
+
 def test_what_shows_no_success_teaches_none(tmp_path: Path) -> None:
     env = arm(0, episodes=2)
     config = written(tmp_path / "set", shown(env), env.spec)  # every episode ends with its success
