@@ -34,8 +34,8 @@ from rlinf_core.waiting import spell_seconds
 
 DEFAULT_FOLDER: Final = Path("~/.rlinf/boxes")
 MIB: Final = 1 << 20
-# The maximum layers of the kernel's overlay, and of an archive, to which a box and builds add some.
-_MOST_LOWER, MOST_LAYERS = 500, 480
+# The maximum layers of the kernel's overlay besides the box's own, and of an archive, to which builds add some.
+_MOST_LOWER, MOST_LAYERS = 499, 480
 # Under root, boxes have ids that no system assigns to its users, different from those of the program sandbox.
 _FIRST_ID: Final = 1_900_000_000
 _IDS: Final = 65_536
@@ -280,7 +280,8 @@ class BoxHost:
         spec: BoxSpec = {
             "ids": self.ids,
             "layers": [os.path.relpath(layer, live / name / LAYERS) for layer in distinct],
-            "folders": [*folders, workdir],
+            "workdir": workdir,
+            "folders": list(folders),
             "limits": {
                 "NPROC": limits.processes,
                 "FSIZE": limits.disk,

@@ -35,7 +35,8 @@ class BoxSpec(TypedDict):
 
     Attributes:
         layers: the folders of the image, uppermost first, relative to the box's folder `LAYERS`.
-        folders: the folders to create in the box if missing.
+        workdir: the folder of commands, created in the box if missing.
+        folders: further folders, created if missing, in which every user of the box may write.
         limits: the limits of each command by names of `resource`, without `RLIMIT_`.
         memory: the bytes of all processes together, checked here; 0 if a control group bounds them.
         disk: the bytes that the box may write.
@@ -46,6 +47,7 @@ class BoxSpec(TypedDict):
 
     ids: kernel.Ids
     layers: list[str]
+    workdir: str
     folders: list[str]
     limits: dict[str, int]
     memory: int
@@ -106,6 +108,8 @@ class Holder:
         kernel.change_root()
         for folder in self._spec["folders"]:
             kernel.make_folder(folder)
+            os.chmod(folder, 0o777)
+        kernel.make_folder(self._spec["workdir"])
         os.write(go, b"1")
         os.close(go)
 

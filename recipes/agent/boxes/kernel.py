@@ -242,7 +242,7 @@ def mount_root(links: str, layers: int, shared_memory: int) -> None:
 
 
 def make_folder(folder: str) -> None:
-    """Create a folder of a box if it is missing, and let every user of the box write there.
+    """Create a folder of a box if it is missing.
 
     Raises:
         BlockedFolder: the folder, or one above it, is something else.
@@ -250,7 +250,6 @@ def make_folder(folder: str) -> None:
     try:
         if not os.path.isdir(folder):
             os.makedirs(folder)
-        os.chmod(folder, 0o777)
     except OSError as error:
         if error.errno not in _BLOCKED:
             raise

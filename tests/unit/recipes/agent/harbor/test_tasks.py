@@ -278,11 +278,11 @@ def test_a_sound_task_is_fit(box_folder: Path, tmp_path: Path) -> None:
 def test_solution_and_tests_run_as_the_tasks_users(
     of_image: str, of_task: str, box_folder: Path, tmp_path: Path
 ) -> None:
-    made = "echo me:x:1000:1000::/home/me:/bin/sh >> /etc/passwd && chown 1000 /app"
+    made = "echo me:x:1000:1000::/home/me:/bin/sh >> /etc/passwd && chown 1000 /app && chmod 750 /app"
     files = {
         "environment/Dockerfile": f"FROM rlinf/host\nRUN {made}\nWORKDIR /app\nUSER {of_image}\n",
-        "solution/solve.sh": "echo $SAID $(id -u) > /app/greeting\n",
-        "tests/test.sh": '[ "$(cat /app/greeting) $(id -u)" = "hi 1000 1000" ]\n'
+        "solution/solve.sh": "echo $SAID $(id -u) $(stat -c %a /app) > /app/greeting\n",
+        "tests/test.sh": '[ "$(cat /app/greeting) $(id -u)" = "hi 1000 750 1000" ]\n'
         "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
     }
     task = greeting_task(tmp_path, **files)
