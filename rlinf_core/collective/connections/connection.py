@@ -77,7 +77,7 @@ class Connection:
         self.peer_closing = False
         self.backlog = 0
         self.reader = FrameReader(sock, spin)
-        self.turn = ReadingTurn(sock, caller_spin)
+        self.turn = ReadingTurn(self.reader, caller_spin)
         self.closed = False
         self.replaced = False
         self.former: tuple[Connection, ...] = ()
@@ -294,7 +294,6 @@ class Connection:
         with self._write_lock:
             self.sock.close()
             self.reader.close()
-            self.turn.close()
             self.segments.clear()
             self._outbox.clear()
         self.drained.set()

@@ -2,25 +2,26 @@
 
 A thread that reads for a waiting caller costs two wake-ups for each message. So while messages follow each other
 closely, the waiting caller reads for itself, and the thread stands by. The thread goes on once another caller waits as
-well, a frame may have to wait for something, the connection ends, or nobody has read for a millisecond.
+well, a frame may have to wait for something, the connection ends, or no message follows closely.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
+from rlinf_core.collective.messages.frame import FrameReader
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.waiting import spin
 
 # The seconds between messages that follow each other closely, and for which the thread stands by after the last read.
-_CLOSELY = 1e-3
+_CLOSELY: Final = 1e-3
+# The most seconds for which a caller that reads waits for a message, and so notices late that it was cancelled.
+_LONGEST: Final = 10e-3
 
 
 class ReadingTurn:
@@ -34,14 +35,13 @@ class ReadingTurn:
         led: whether a caller is in `read_some`.
     """
 
-    def __init__(self, sock: socket.socket, spin_seconds: float) -> None:
+    def __init__(self, reader: FrameReader, spin_seconds: float) -> None:
         self.read_some: Callable[[], bool] = lambda: False
         self.led = False
-        self._sock = sock
+        self._reader = reader
         self._spin_seconds = spin_seconds
         self._turn = threading.Lock()
         self._turn.acquire()
-        self._reads_for: Work[object] | None = None
         # How often a caller took the turn.
         self._taken = 0
         # The operations of the callers that sleep while another thread reads, and since when.
@@ -49,12 +49,7 @@ class ReadingTurn:
         # Whether the thread must go on; until it does, no caller takes the turn.
         self._needed = False
         self._failure: Exception | None = None
-        self._resting = False
         self._wake = threading.Event()
-        self._poller = select.poll()
-        # Ends the poll of the caller that reads; made for the first one.
-        self._kick: int | None = None
-        self._kick_lock = threading.Lock()
 
     # The connection's thread
 
@@ -67,34 +62,16 @@ class ReadingTurn:
         if not self._sleeping or not self._all_served():
             return
         self._turn.release()
-        while not self._needed and self._all_served():
+        read = True
+        while read and not self._needed and self._all_served():
             taken = self._taken
             self._wake.wait(_CLOSELY)
             self._wake.clear()
-            if taken == self._taken and not self._needed:
-                if not self._turn.locked():
-                    break
-                self._rest()
+            read = taken != self._taken or self._turn.locked()
         self._turn.acquire()
         self._needed = False
         if self._failure is not None:
             raise self._failure
-
-    def _rest(self) -> None:
-        """Sleep until the caller that reads leaves."""
-        self._resting = True
-        # Checked again, since a caller that has left before does not wake this thread.
-        if self._turn.locked():
-            self._wake.wait()
-        self._resting = False
-        self._wake.clear()
-
-    def close(self) -> None:
-        """Free the descriptor; called by the connection's thread, which keeps the turn."""
-        with self._kick_lock:
-            if self._kick is not None:
-                os.close(self._kick)
-                self._kick = None
 
     # Callers
 
@@ -118,17 +95,9 @@ class ReadingTurn:
             self._turn.release()
             if self._failure is not None or not self._all_served():
                 self._needed = True
-            if self._needed or self._resting:
+            if self._needed:
                 self._wake.set()
         return sleep()
-
-    def settled(self, work: Work[object]) -> None:
-        """End the wait of the caller that reads for `work`, now that it is settled."""
-        # In `read_some` it looks for itself.
-        if work is self._reads_for and not self.led:
-            with self._kick_lock:
-                if self._kick is not None:
-                    os.eventfd_write(self._kick, 1)
 
     def _take(self) -> bool:
         if not self._turn.acquire(blocking=False):
@@ -145,35 +114,21 @@ class ReadingTurn:
         return all(work.settled and now - since < _CLOSELY for work, since in self._sleeping.copy())
 
     def _read_until(self, work: Work[object], deadline: float) -> None:
-        if self._kick is None:
-            self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._poller.register(self._sock, select.POLLIN)
-            self._poller.register(self._kick, select.POLLIN)
-        self._reads_for = work
-        try:
-            while not work.settled and (remaining := deadline - time.monotonic()) > 0:
-                spin(partial(self._poller.poll, 0), self._spin_seconds)
-                # A very long timeout overflows the platform's clock.
-                for fd, _ in self._poller.poll(min(remaining, 1e6) * 1000):
-                    if fd == self._kick:
-                        os.eventfd_read(self._kick)
-                    elif not self._read_once():
-                        return
-        finally:
-            self._reads_for = None
+        while not (work.settled or self._needed) and (remaining := deadline - time.monotonic()) > 0:
+            spun = spin(partial(self._reader.await_bytes, 0.0), self._spin_seconds)
+            if spun or self._reader.await_bytes(min(remaining, _LONGEST)):
+                self._read_once()
+            elif remaining > _LONGEST:
+                self._needed = True
 
-    def _read_once(self) -> bool:
+    def _read_once(self) -> None:
         # Kept if this thread is interrupted, for example by a signal: then part of a message may be lost.
         self._failure = RuntimeFailure("the thread that read it was interrupted")
         self.led = True
         try:
-            goes_on = self.read_some()
+            self._needed = not self.read_some()
+            self._failure = None
         except Exception as error:  # noqa: BLE001 - the connection's thread raises it
-            self._failure = error
-            return False
+            self._failure, self._needed = error, True
         finally:
             self.led = False
-        self._failure = None
-        if not goes_on:
-            self._needed = True
-        return goes_on

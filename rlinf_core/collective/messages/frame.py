@@ -280,9 +280,9 @@ class FrameReader:
             raise EOFError
         return count
 
-    def await_bytes(self) -> None:
-        """Wait until `read_now` can return bytes, or the connection ends."""
-        self._poller.poll()
+    def await_bytes(self, seconds: float | None = None) -> bool:
+        """Wait until `receive` can return at once, at most `seconds`; return whether it can."""
+        return bool(self._poller.poll(None if seconds is None else seconds * 1000))
 
     def take_fd(self) -> int:
         """Return the next file descriptor that came with the frames.

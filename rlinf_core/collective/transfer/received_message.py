@@ -192,12 +192,6 @@ class PostedReceive(Work[object]):
         sleep = partial(super()._sleep_until, deadline)
         return sleep() if self.turn is None else self.turn.wait(self, deadline, sleep)
 
-    def _settle(self, value: object, error: BaseException | None) -> bool:
-        settled = super()._settle(value, error)
-        if settled and self.turn is not None:
-            self.turn.settled(self)
-        return settled
-
     def fail(self, error: BaseException) -> bool:
         with self._lock:
             # The caller gets its buffer back with the failure. If the body is complete, the receive succeeds instead.

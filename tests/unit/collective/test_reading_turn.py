@@ -81,9 +81,16 @@ class Led:
 @pytest.fixture
 def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     monkeypatch.setattr(reading_turn, "_CLOSELY", 1000.0)
+    monkeypatch.setattr(reading_turn, "_LONGEST", 1000.0)
     made = Led()
     yield made
     made.close()
+
+
+@pytest.fixture
+def _seldom(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have callers notice soon that no message follows closely."""
+    monkeypatch.setattr(reading_turn, "_LONGEST", 0.01)
 
 
 def test_waiting_caller_reads_for_itself_and_for_others(led: Led) -> None:
@@ -101,6 +108,7 @@ def test_caller_that_reads_ends_by_its_time_limit(led: Led) -> None:
     assert led.recv(object_frame("later")) == "later"
 
 
+@pytest.mark.usefixtures("_seldom")
 def test_caller_that_reads_can_be_cancelled(led: Led) -> None:
     def cancel() -> None:
         until(led.is_read)
@@ -119,6 +127,20 @@ def test_end_of_the_connection_is_noticed_while_a_caller_reads(led: Led) -> None
     with pytest.raises(WorkerDiedError, match="it closed the connection"):
         led.during(end, led.wired.group.recv, THERE)
     assert led.wired.lost == [led.connection]
+
+
+@pytest.mark.usefixtures("_seldom")
+def test_thread_goes_on_when_no_message_follows_closely(led: Led) -> None:
+    thread = led.wired.threads[0].ident
+    readers: list[int | None] = []
+    led.wired.group.recv(OTHER, async_op=True).add_done_callback(lambda: readers.append(threading.get_ident()))
+
+    def send() -> None:
+        until(lambda: any(work._callbacks for work in led.wired.stream.posted()), "the sleep of the caller")
+        led.far.sendall(object_frame("theirs", 2) + object_frame("mine"))
+
+    assert led.during(send, led.wired.group.recv, THERE) == "mine"
+    assert readers == [thread]
 
 
 def test_thread_goes_on_when_a_caller_leaves_others_waiting(led: Led) -> None:
@@ -152,6 +174,7 @@ def test_caller_never_waits_for_the_rest_of_a_large_body(led: Led) -> None:
     assert bool((led.wired.group.recv_tensor(buffer, THERE) == 7).all())
 
 
+@pytest.mark.usefixtures("_seldom")
 def test_caller_never_waits_for_the_rest_of_a_small_body(led: Led) -> None:
     encoded = encode(SEVENS[:100])
     frame = Frame(FrameKind.MESSAGE, route=1, head=encoded.head, sizes=(100,), body_size=100).pack()
