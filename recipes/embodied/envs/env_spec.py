@@ -57,6 +57,7 @@ class EnvSpec:
 
         Raises:
             TypeError: a size is no integer, or a bound no number.
+            ValueError: a size is too small, or the bounds do not fit it or each other.
         """
         plain: dict[str, Any] = {
             "state_size": index(self.state_size),
@@ -68,6 +69,17 @@ class EnvSpec:
         }
         for name, value in plain.items():
             object.__setattr__(self, name, value)
+        for name, least in (("state_size", 0), ("action_size", 1), ("num_choices", 1)):
+            if plain[name] is not None and plain[name] < least:
+                raise ValueError(f"`{name}` of a spec is {plain[name]}; it is at least {least}")
+        low, high = plain["low"], plain["high"]
+        if (low is None) != (high is None) or any(
+            len(bounds) != self.action_size for bounds in (low, high) if bounds is not None
+        ):
+            raise ValueError(f"`low` and `high` of a spec are {low} and {high}; both have {self.action_size} entries")
+        for least, most in zip(low or (), high or (), strict=True):
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"`low` of a spec has {least}, above the {most} of `high`")
 
     @classmethod
     def of_plain(cls, data: Mapping[str, Any]) -> EnvSpec:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
+from recipes.embodied.config.env_types import ENV_TYPES, GYMNASIUM, ID_FORM, how_to_install
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.registry import Registry
+from rlinf_core.suggest import short_repr
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.base import VectorEnv
@@ -41,12 +44,19 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
     """Return a batch of environments.
 
     Args:
-        env_type: a built-in or registered type, or a custom `package.module:Class`: a `VectorEnv` or a `gymnasium.Env`.
+        env_type: a built-in or registered type, an id of Gymnasium, or a custom `package.module:Class`: a `VectorEnv`
+            or a `gymnasium.Env`.
+        settings: the settings of the batch.
 
     Raises:
         MissingPackageError: the type's package is not installed.
         ConfigError: there is no such type, it is not an environment, or it lacks the task.
     """
+    if not isinstance(env_type, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        help = "write a class as text, as in `my_package:MyEnv`"
+        raise ConfigError(f"`env_type` is {short_repr(env_type)}, expected text", help=help)
+    if re.fullmatch(ID_FORM, env_type) and settings.task in (None, env_type):
+        env_type, settings = GYMNASIUM, replace(settings, task=env_type)
     return env_class(env_type)(settings)
 
 

@@ -268,6 +268,29 @@ def test_numbers_of_a_spec_are_plain() -> None:
         EnvSpec(3.0, 2)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"state_size": -1}, "`state_size` of a spec is -1"),
+        ({"action_size": 0}, "`action_size` of a spec is 0"),
+        ({"num_choices": 0}, "`num_choices` of a spec is 0"),
+        ({"low": (0, 0)}, r"are \(0.0, 0.0\) and None; both have 2"),
+        ({"low": (0, 0, 0), "high": (1, 1, 1)}, "both have 2 entries"),
+        ({"low": (0, 2), "high": (1, 1)}, "`low` of a spec has 2.0, above the 1.0 of `high`"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EnvSpec(**{"state_size": 3, "action_size": 2, **keys})
+
+
+def test_an_id_of_gymnasium_is_a_type_by_itself() -> None:
+    pytest.importorskip("gymnasium")
+    assert make_env("CartPole-v1", SETTINGS).reset().keys() == {"states"}
+    with pytest.raises(ConfigError, match="expected text"):
+        make_env(CountingEnv, SETTINGS)  # type: ignore[arg-type]
+
+
 seeds = st.integers(0, 2**32 - 1)
 
 
