@@ -182,7 +182,9 @@ def check_actions(spec: EnvSpec, num_envs: int, actions: Array) -> None:
     """
     choices, size, fault = spec.num_choices, spec.action_size, None
     kinds = "fiu" if choices is None else "iu"
-    if actions.ndim != 3 or (len(actions), actions.shape[2]) != (num_envs, size) or actions.dtype.kind not in kinds:
+    if not isinstance(cast("object", actions), np.ndarray):
+        fault = f"the actions are a `{type(actions).__name__}`; the environments take an array of numpy"
+    elif actions.ndim != 3 or (len(actions), actions.shape[2]) != (num_envs, size) or actions.dtype.kind not in kinds:
         said = f"{actions.dtype} {list(actions.shape)}"
         fault = f"the actions are {said}; the environments take {spec.action_dtype} [{num_envs}, C, {size}]"
     elif choices is not None and actions.size and not 0 <= actions.min() <= actions.max() < choices:

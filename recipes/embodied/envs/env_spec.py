@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.training.arrays import Array, OnNonFinite
+from rlinf_core.suggest import as_index, short_repr
 
 if TYPE_CHECKING:
     from recipes.embodied.config.env_config import EnvironmentConfig
@@ -201,6 +202,18 @@ class EnvSettings:
     suspects: bool = False
     set_aside: frozenset[str] = frozenset()
     observed_steps: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the numbers that programs pass.
+
+        Raises:
+            ValueError: a number is no integer, or too small.
+        """
+        for name, least in (("num_envs", 1), ("max_episode_steps", 1), ("group_size", 1), ("seed", 0)):
+            value = getattr(self, name)
+            number = as_index(value)
+            if (number is None or number < least) and not (value is None and name == "max_episode_steps"):
+                raise ValueError(f"`{name}` is {short_repr(value)}, expected an integer >= {least}")
 
     @property
     def keeps_actions(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -282,6 +283,21 @@ def test_numbers_of_a_spec_are_plain() -> None:
 def test_a_spec_that_contradicts_itself_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         EnvSpec(**{"state_size": 3, "action_size": 2, **keys})
+
+
+@pytest.mark.parametrize(
+    "keys", [{"num_envs": 0}, {"num_envs": "2"}, {"num_envs": 2, "seed": -1}, {"num_envs": 2, "max_episode_steps": 0}]
+)
+def test_numbers_of_settings_are_checked(keys: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected an integer >="):
+        EnvSettings(**keys)
+
+
+def test_actions_are_an_array() -> None:
+    env = CountingEnv(SETTINGS)
+    env.reset()
+    with pytest.raises(ConfigError, match=r"the actions are a `Tensor`; the environments take an array"):
+        env.step(torch.zeros(2, 1, 1))  # type: ignore[arg-type]
 
 
 def test_an_id_of_gymnasium_is_a_type_by_itself() -> None:
