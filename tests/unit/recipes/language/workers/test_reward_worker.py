@@ -129,6 +129,11 @@ def test_right_answers_that_do_not_fit_the_rule_end_the_start(tmp_path: Path) ->
     assert "6 of 8" in looked_at(data, must_fit=False).note
 
 
+def test_half_of_the_right_answers_may_fail_a_rule(tmp_path: Path) -> None:
+    data = data_of(tmp_path / "pairs.jsonl", ["(1,2)", "7", "x+1", "8"])
+    assert looked_at(data).note.startswith("4 of 8 reference answers do not pass")
+
+
 def looked_at(
     data: LanguageDataConfig, rule: str = "number", share: tuple[int, int] = (0, 1), **how: bool
 ) -> Difference:
