@@ -46,6 +46,7 @@ def test_the_part_is_found_however_the_map_is_written(written: str) -> None:
     ("written", "code", "message", "help"),
     [
         ("«64-127»", "placement-out-of-range", "asks for resources 64-127", "did you mean 0-63?"),
+        ("«70-73»", "placement-out-of-range", "asks for resources 70-73", "did you mean 0-3?"),
         ("0-3,«3»,4-63", "placement-not-ascending", "lists resource 3 of `a800` twice", "after a colon"),
         ("8-63,«0-7»", "placement-not-ascending", "lists resources 0-7 after 8-63", "did you mean `0-7,8-63`?"),
         ("0-3,«all»", "placement-not-ascending", "lists resources of `a800` twice", "write it alone"),
