@@ -40,57 +40,52 @@ def deadlocks(*processes: Process) -> list[tuple[str, ...]]:
     return [deadlock.members for deadlock in WaitGraph(processes).deadlocks()]
 
 
-def test_the_picture_of_the_specification() -> None:
-    graph = WaitGraph(
-        [
-            Process("env:3", (get("action", "rollout:1"),)),
-            Process("rollout:1", (recv("actor:0"),)),
-            Process("actor:0", died=12),
-        ]
-    )
-    assert graph.explain("env:3") == (
-        "env:3 waits on channel `action`, empty, for 12 s; "
-        "its only producer rollout:1 waits in recv from actor:0 for 14 s; actor:0 died 12 s ago"
-    )
+BOXES = ("holds 2 boxes", "tests of made/sum for 9.0 s: /tests/test.sh", "box of made/sum for 3.0 s: idle")
 
 
-def test_a_picture_tells_everyone_once() -> None:
-    graph = WaitGraph(
-        [
-            Process("env:0", (get("action", "rollout:0", "rollout:1", "ghost:0"),)),
-            Process("rollout:0", (recv("env:0"),)),
-            Process("rollout:1", running=True, doing="runs `load` for 3.0 s"),
-        ]
-    )
-    assert graph.explain("env:0") == (
-        "env:0 waits on channel `action`, empty, for 12 s; its producer rollout:1 runs `load` for 3.0 s; "
-        "its producer ghost:0 is unknown; its producer rollout:0 waits in recv from env:0 for 14 s"
-    )
-    assert graph.explain("rollout:1") == graph.explain("nobody") == ""
+@pytest.mark.parametrize(
+    ("processes", "silent", "sentences"),
+    [
+        (
+            [
+                Process("env:0", (get("action", "rollout:0", "rollout:1", "ghost:0"),)),
+                Process("rollout:0", (recv("env:0"),)),
+                Process("rollout:1", running=True, doing="runs `load` for 3.0 s"),
+            ],
+            {},
+            "env:0 waits on channel `action`, empty, for 12 s; its producer rollout:1 runs `load` for 3.0 s; "
+            "its producer ghost:0 is unknown; its producer rollout:0 waits in recv from env:0 for 14 s",
+        ),
+        (
+            [Process("a", (recv("b"),))],
+            {"b": 0.7},
+            "a waits in recv from b for 14 s; b did not answer within 0.7 s",
+        ),
+        (
+            [Process("env:3", (get("action", "agent:0"),)), Process("agent:0", (get("task"),), holds=BOXES)],
+            {},
+            "env:3 waits on channel `action`, empty, for 12 s; its only producer agent:0 waits on channel `task`,"
+            " empty, for 12 s and holds 2 boxes; tests of made/sum for 9.0 s: /tests/test.sh; "
+            "it has had no producer so far",
+        ),
+        (
+            [Process("env:0", (get("action", anyone=True),))],
+            {},
+            "env:0 waits on channel `action`, empty, for 12 s; it has had no producer so far",
+        ),
+    ],
+    ids=["everyone once", "who did not answer", "what goes on meanwhile", "no producers"],
+)
+def test_a_picture(processes: list[Process], silent: dict[str, float], sentences: str) -> None:
+    """That of a job with its dead is in `test_waits.py`."""
+    assert WaitGraph(processes, silent=silent).explain(processes[0].name) == sentences
 
 
 def test_a_picture_of_one_operation_of_several() -> None:
     graph = WaitGraph([Process("a", (recv("b", serial=1), recv("c", serial=2)))])
     assert graph.explain("a", 2) == "a waits in recv from c for 14 s; c is unknown"
-
-
-def test_a_picture_tells_who_did_not_answer() -> None:
-    graph = WaitGraph([Process("a", (recv("b"),))], silent={"b": 0.7})
-    assert graph.explain("a") == "a waits in recv from b for 14 s; b did not answer within 0.7 s"
-
-
-def test_a_picture_says_what_goes_on_while_a_process_waits() -> None:
-    boxes = ("holds 2 boxes", "tests of made/sum for 9.0 s: /tests/test.sh", "box of made/sum for 3.0 s: idle")
-    processes = [Process("env:3", (get("action", "agent:0"),)), Process("agent:0", (get("task"),), holds=boxes)]
-    assert WaitGraph(processes).explain("env:3") == (
-        "env:3 waits on channel `action`, empty, for 12 s; its only producer agent:0 waits on channel `task`, empty,"
-        " for 12 s and holds 2 boxes; tests of made/sum for 9.0 s: /tests/test.sh; it has had no producer so far"
-    )
-
-
-def test_a_channel_without_producers_is_said() -> None:
-    graph = WaitGraph([Process("env:0", (get("action", anyone=True),))])
-    assert graph.explain("env:0") == "env:0 waits on channel `action`, empty, for 12 s; it has had no producer so far"
+    runs = WaitGraph([Process("a", running=True)])
+    assert runs.explain("a") == runs.explain("nobody") == ""
 
 
 def test_a_long_picture_is_cut() -> None:
@@ -100,13 +95,35 @@ def test_a_long_picture_is_cut() -> None:
     assert sentences[-1] == "and 30 more"
 
 
-def test_two_that_wait_for_each_other_are_stuck() -> None:
-    assert deadlocks(Process("a:0", (recv("b:0"),)), Process("b:0", (recv("a:0"),))) == [("a:0", "b:0")]
+A_AND_B = Process("a", (recv("b"),)), Process("b", (recv("a"),))
+C_RUNS = Process("c", running=True)
+SENDING = Wait(operation("send", "b", detached=True), ("b",))
+FAILING = Wait(operation("get", "x"), ("b",), failing=True)
 
 
-def test_others_that_run_do_not_help_those() -> None:
-    pair = Process("a:0", (recv("b:0"),)), Process("b:0", (recv("a:0"),))
-    assert deadlocks(*pair, Process("c:0", running=True)) == [("a:0", "b:0")]
+@pytest.mark.parametrize(
+    ("processes", "members"),
+    [
+        (A_AND_B, [("a", "b")]),
+        ((*A_AND_B, C_RUNS), [("a", "b")]),
+        ((Process("a", (recv("b"),)), Process("b", (idle(),)), C_RUNS), []),
+        ((Process("a", (idle(),)), Process("b", (idle(),))), []),
+        ((Process("a", (SENDING,)), A_AND_B[1]), []),
+        ((Process("a", (recv("b"), recv("c", serial=2))), A_AND_B[1], C_RUNS), []),
+        ((A_AND_B[0], Process("b", (recv("a"), recv("ghost", serial=2)))), []),
+        ((Process("a", (FAILING,)), A_AND_B[1]), []),
+        (
+            (Process("env:10", (recv("env:2"),)), Process("env:2", (recv("env:10"),)), *A_AND_B),
+            [("a", "b"), ("env:2", "env:10")],
+        ),
+    ],
+    ids=[
+        *("each other", "others that run do not help", "anyone who runs may call", "idle workers alone", "in flight"),
+        *("one of several tasks", "the unknown can act", "about to fail", "two knots"),
+    ],
+)
+def test_who_is_stuck(processes: tuple[Process, ...], members: list[tuple[str, ...]]) -> None:
+    assert deadlocks(*processes) == members
 
 
 def test_who_waits_for_a_knot_is_not_of_it() -> None:
@@ -145,15 +162,6 @@ def test_a_worker_whose_method_nobody_calls() -> None:
     assert "env:0 is idle: no method of it has been called for 3.0 s" in deadlock.picture
 
 
-def test_anyone_who_runs_may_call_an_idle_worker() -> None:
-    waits, sleeper = Process("actor:0", (recv("env:0"),)), Process("env:0", (idle(),))
-    assert deadlocks(waits, sleeper, Process("logger:0", running=True)) == []
-
-
-def test_idle_workers_alone_are_no_deadlock() -> None:
-    assert deadlocks(Process("a", (idle(),)), Process("b", (idle(),))) == []
-
-
 def test_anyone_may_connect_to_a_channel() -> None:
     pair = Process("a", (get("x", "b", anyone=True),)), Process("b", (get("y", "a", anyone=True),))
     assert deadlocks(*pair) == [("a", "b")]
@@ -171,43 +179,11 @@ def test_operations_in_flight_are_possible_producers() -> None:
     assert deadlocks(waits, Process("b", (recv("a"), elsewhere)), Process("c", running=True)) == [("a", "b")]
 
 
-def test_what_is_in_flight_does_not_hold_its_process_up() -> None:
-    send = Wait(operation("send", "b", detached=True), ("b",))
-    assert deadlocks(Process("a", (send,)), Process("b", (recv("a"),))) == []
-
-
-def test_one_of_several_tasks_is_enough() -> None:
-    assert (
-        deadlocks(
-            Process("a", (recv("b"), recv("c", serial=2))), Process("b", (recv("a"),)), Process("c", running=True)
-        )
-        == []
-    )
-
-
-def test_the_unknown_can_act() -> None:
-    assert deadlocks(Process("a", (recv("b"),)), Process("b", (recv("a"), recv("ghost", serial=2)))) == []
-
-
 def test_the_dead_cannot_act_but_their_peers_will_be_told() -> None:
     dead = Process("z", died=1)
     assert deadlocks(Process("a", (recv("z"),)), Process("b", (recv("a"),)), dead) == []
     assert deadlocks(Process("a", (get("x", "z", "b"),)), Process("b", (recv("a"),)), dead) == [("a", "b")]
     assert deadlocks(Process("a", (call("z", "b"),)), Process("b", (recv("a"),)), dead) == []
-
-
-def test_an_operation_that_is_about_to_fail_is_not_stuck() -> None:
-    failing = Wait(operation("get", "x"), ("b",), failing=True)
-    assert deadlocks(Process("a", (failing,)), Process("b", (recv("a"),))) == []
-
-
-def test_two_knots_are_two_deadlocks() -> None:
-    assert deadlocks(
-        Process("env:10", (recv("env:2"),)),
-        Process("env:2", (recv("env:10"),)),
-        Process("a", (recv("b"),)),
-        Process("b", (recv("a"),)),
-    ) == [("a", "b"), ("env:2", "env:10")]
 
 
 def ring(size: int, progress: int = 0) -> list[Process]:
