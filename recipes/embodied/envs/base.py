@@ -14,8 +14,6 @@ of a batch, with its docstrings.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -32,6 +30,7 @@ from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvError,
     EnvSettings,
+    FinishedEpisodes,
     FloatArray,
     IntArray,
     Observation,
@@ -39,7 +38,7 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import State, observation_digest
-from recipes.embodied.envs.faults.repeating_batch import RepeatingBatch
+from recipes.embodied.envs.faults.repeating_batch import Batch, RepeatingBatch
 from recipes.embodied.envs.running import (
     ObservationHistory,
     RunningEpisodes,
@@ -48,7 +47,6 @@ from recipes.embodied.envs.running import (
     without_env_rewards,
 )
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.task_methods import TaskMethods
 from recipes.embodied.interventions.intervention import (
     STILL,
     EnvProgress,
@@ -65,7 +63,7 @@ from recipes.training.arrays import Array
 Watcher: TypeAlias = Callable[[BoolArray, BoolArray, BoolArray], None]
 
 
-class VectorEnv(TaskMethods):
+class VectorEnv(Batch):
     """A batch of environments with the same task.
 
     An episode ends when the task does (unless `ignore_terminations`) or after `max_episode_steps`. With `auto_reset` a
@@ -82,7 +80,7 @@ class VectorEnv(TaskMethods):
     def __init__(self, settings: EnvSettings) -> None:
         earlier = frozenset(vars(self))
         count = settings.num_envs
-        self.settings = settings
+        super().__init__(settings)
         self.num_envs = count
         self.numbers = settings.first_env + np.arange(count)
         self._starts = Starts(settings.seed, self.numbers // settings.group_size)
@@ -101,18 +99,12 @@ class VectorEnv(TaskMethods):
         # Errors of running episodes, by row, whose failures follow with the steps. Row -1: of an unknown episode.
         self._raised: dict[int, EnvError] = {}
         self._simulator = RepeatingBatch(self)
-        # The attributes of this class, which stay when the simulator is replaced.
         self._kept = frozenset(vars(self)) - earlier
 
     @property
     def progress(self) -> EnvProgress:
         """The step that is about to be taken."""
         return EnvProgress(self.numbers, self._reset, self._episodes.episode, self._episodes.steps)
-
-    @property
-    def replaceable(self) -> bool:
-        """Whether the batch is replaced after an error and replays its episodes; false for real arms."""
-        return self.settings.repeats and not self.paces_itself
 
     @property
     def reports_actions(self) -> bool:
@@ -150,11 +142,6 @@ class VectorEnv(TaskMethods):
             truncated: bool [n], the episode was truncated.
         """
         return self._episodes.outcomes(rows, truncated, self._failures(), self._raised)
-
-    @property
-    def max_episode_steps(self) -> int | None:
-        """Steps after which an episode is truncated; None: never."""
-        return self.settings.max_episode_steps or self.default_max_episode_steps
 
     def first_starts(self) -> list[dict[str, int]]:
         """Return the start of each environment's first episode after the last reset: `seed`, and `number` of a fixed
@@ -271,7 +258,7 @@ class VectorEnv(TaskMethods):
                 moved = self._judged(without_env_rewards(moved), verdicts)
             if executed is not None:
                 moved = add_rewards(moved, executed.rewards)
-            if moved.failures is not None and moved.failures.any():
+            if moved.failures is not None and np.count_nonzero(moved.failures):
                 failed = moved.failures.copy() if failed is None else failed | moved.failures
             moved = self._guard.finite_rewards(moved, valid[:, index])
             columns = rewards[:, index], terminations[:, index], truncations[:, index]
@@ -297,29 +284,23 @@ class VectorEnv(TaskMethods):
             valid[failed] = False
             failed = failed if failed.any() else None
         carried_out = (None, None) if executed is None else (executed.actions, executed.taken)
-        ends = np.count_nonzero(fresh) > 0
-        outcome = observations, rewards, terminations, truncations, valid
-        result = StepResult(*outcome, None, None, *carried_out, failed if ends else None, errors)
-        return self._begun_again(result, fresh) if ends else result
+        outcome = rewards, terminations, truncations, valid
+        if not np.count_nonzero(fresh):
+            return StepResult(observations, *outcome, None, None, *carried_out, None, errors)
+        episodes = self._end(np.flatnonzero(fresh), failed)
+        new = self.observe() if self.settings.auto_reset else observations
+        return StepResult(new, *outcome, observations, episodes, *carried_out, failed, errors)
 
-    def _begun_again(self, result: StepResult, fresh: BoolArray) -> StepResult:
-        """Return the result of a chunk with the episodes that ended in it, after they have restarted or rest.
-
-        Args:
-            result: the result, with the last observations of these episodes.
-            fresh: bool [B], whether an episode ended.
-        """
-        ended, failed = np.flatnonzero(fresh), result.failed
-        observations = result.observations
+    def _end(self, ended: IntArray, failed: BoolArray | None) -> FinishedEpisodes:
+        """Return the records of episodes that ended and have not `failed`; begin new ones, or let them rest."""
         whole = ended if failed is None else ended[~failed[ended]]
         episodes = self._episodes.finished(whole, knows_success=self.knows_success)
         if self.settings.auto_reset:
             self._episodes.episode[ended] += 1
             self._begin(ended)
-            observations = self.observe()
         else:
-            self._episodes.resting[:] |= fresh
-        return replace(result, observations=observations, final_observations=result.observations, episodes=episodes)
+            self._episodes.resting[ended] = True
+        return episodes
 
     def _take_errors(
         self, failed: BoolArray | None, terminations: BoolArray, truncations: BoolArray, valid: BoolArray
@@ -401,16 +382,3 @@ class VectorEnv(TaskMethods):
         self._episodes.begin(rows)
         self._simulator.start(rows)
         self._history.begin(rows, self._simulator.observe)
-
-    def _rebuild(self) -> None:
-        """Replace the attributes that the constructor of the subclass has made by new ones.
-
-        This object stays, since interventions, judge and watcher refer to it; so do its episodes.
-        """
-        with suppress(Exception):
-            self.close()
-        fresh = type(self)(self.settings)
-        # One dictionary for both, since the objects that `fresh` has passed itself to work on it. `fresh` must stay
-        # alive.
-        vars(fresh).update({name: vars(self)[name] for name in self._kept}, _rebuilt=fresh)
-        object.__setattr__(self, "__dict__", vars(fresh))

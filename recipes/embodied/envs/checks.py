@@ -187,7 +187,7 @@ def check_actions(spec: EnvSpec, num_envs: int, actions: Array) -> None:
     elif actions.ndim != 3 or (len(actions), actions.shape[2]) != (num_envs, size) or actions.dtype.kind not in kinds:
         said = f"{actions.dtype} {list(actions.shape)}"
         fault = f"the actions are {said}; the environments take {spec.action_dtype} [{num_envs}, C, {size}]"
-    elif choices is not None and actions.size and not 0 <= actions.min() <= actions.max() < choices:
+    elif choices is not None and np.count_nonzero((actions < 0) | (actions >= choices)):
         fault = f"actions go from {actions.min()} to {actions.max()}; the environments take one of {choices}, from 0"
     if fault is not None:
         raise ConfigError(fault, help="a policy of your own returns them from `to_env` (docs/models.md)")

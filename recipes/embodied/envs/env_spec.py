@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,9 @@ class EnvSpec:
             environment takes -1 to 1, or discrete actions from 0.
         whole: whether the simulator takes integers from `low` to `high`, each for an equal part of -1 to 1.
     """
+
+    # Of a spec in a file, a field that is none of these is refused.
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
 
     state_size: int
     action_size: int
@@ -134,23 +138,30 @@ def learned_spec(spec: EnvSpec, action_size: int) -> EnvSpec:
 
 def native_actions(
     actions: Array,
-    low: Sequence[float | None],
-    high: Sequence[float | None],
+    low: tuple[float | None, ...],
+    high: tuple[float | None, ...],
     *,
     chooses: bool = False,
     whole: bool = False,
 ) -> Array:
     """Convert actions [..., A] from -1 to 1, or discrete ones from 0, to a simulator's own units; see `EnvSpec`."""
-    least = np.array([-np.inf if bound is None else bound for bound in low])
     if chooses:
-        return actions + least.astype(np.int64)
-    most = np.array([np.inf if bound is None else bound for bound in high])
-    bounded = np.isfinite(least) & np.isfinite(most)
-    begin, width = np.where(bounded, least, 0), np.where(bounded, most, 0) - np.where(bounded, least, 0)
+        return actions + int(low[0] or 0)
+    least, most, bounded, begin, width = _scale(low, high)
     share = (np.clip(np.asarray(actions, np.float64), -1, 1) + 1) / 2
     if whole:
         return np.minimum(np.floor(begin + share * (width + 1)), most)
     return np.where(bounded, begin + share * width, np.clip(actions, least, most))
+
+
+@cache
+def _scale(low: tuple[float | None, ...], high: tuple[float | None, ...]) -> tuple[Array, Array, Array, Array, Array]:
+    """Return bounds, infinite for none, which dimensions have two, and the beginnings and widths of these."""
+    least = np.array([-np.inf if bound is None else bound for bound in low])
+    most = np.array([np.inf if bound is None else bound for bound in high])
+    bounded = np.isfinite(least) & np.isfinite(most)
+    begin = np.where(bounded, least, 0)
+    return least, most, bounded, begin, np.where(bounded, most, 0) - begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,11 +59,10 @@ class RunningEpisodes:
         self.episode = np.zeros(count, np.int64)
         self.steps = np.zeros(count, np.int64)
         self.returns = np.zeros(count, np.float32)
-        self.success_once = np.zeros(count, np.bool_)
-        self.success = np.zeros(count, np.bool_)
+        # One array, which a new episode clears at once.
+        self._flags = np.zeros((4, count), np.bool_)
+        self.success_once, self.success, self.discarded, self.erred = self._flags
         self.resting = np.zeros(count, np.bool_)
-        self.discarded = np.zeros(count, np.bool_)
-        self.erred = np.zeros(count, np.bool_)
 
     def reset(self) -> None:
         """Restart the episode counts, and let every environment step."""
@@ -74,15 +73,12 @@ class RunningEpisodes:
         """Clear the counters of environments that start an episode."""
         self.steps[rows] = 0
         self.returns[rows] = 0
-        self.success_once[rows] = False
-        self.success[rows] = False
-        self.discarded[rows] = False
-        self.erred[rows] = False
+        self._flags[:, rows] = False
 
     def add(self, moved: Transition, rewards: FloatArray, active: BoolArray | Literal[True]) -> None:
         """Add a step of the active environments (True: all); `rewards` are 0 for the others."""
         self.returns += rewards
-        self.steps += active
+        self.steps += 1 if active is True else active
         if moved.successes is not None:
             self.judged = True
             np.copyto(self.success, moved.successes, where=active)
@@ -113,7 +109,10 @@ class RunningEpisodes:
         if settings.success_reward:
             solved = np.zeros(len(self.steps), np.bool_) if moved.successes is None else moved.successes
             scaled = (solved & ~self.success_once).astype(np.float32)
-        np.multiply(scaled, settings.reward_coef, out=rewards, where=active)
+        if active is True and settings.reward_coef == 1:
+            rewards[:] = scaled
+        else:
+            np.multiply(scaled, settings.reward_coef, out=rewards, where=active)
         self.add(moved, rewards, active)
         if limit is not None:
             np.greater_equal(self.steps, limit, out=truncations)
@@ -121,7 +120,11 @@ class RunningEpisodes:
             truncations |= moved.truncations
         if active is not True:
             truncations &= active
-        if not settings.ignore_terminations:
+        if settings.ignore_terminations:
+            return
+        if active is True:
+            terminations[:] = moved.terminations
+        else:
             np.copyto(terminations, moved.terminations, where=active)
 
     def finished(self, rows: IntArray, *, knows_success: bool) -> FinishedEpisodes:

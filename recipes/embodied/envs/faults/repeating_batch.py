@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from recipes.embodied.envs.faults.repeating import (
 )
 from recipes.embodied.envs.running import RunningEpisodes
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.task_methods import TaskMethods
 from recipes.training.arrays import Array
 
 # The most consecutive actions that may raise on two batches each; a further replacement would be useless.
@@ -53,39 +55,43 @@ _NOBODYS: Final = -1
 _APART: Final = 2**32
 
 
-class Batch(Protocol):
-    """The part of a `VectorEnv` that replays need."""
+class Batch(TaskMethods):
+    """The part of a `VectorEnv` that replays need besides the methods of its task."""
 
-    alters_actions: ClassVar[bool]
     settings: EnvSettings
     num_envs: int
     numbers: IntArray
     _episodes: RunningEpisodes
     _starts: Starts
     _raised: dict[int, EnvError]
+    # The attributes of `VectorEnv`, which stay when the simulator is replaced.
+    _kept: frozenset[str]
 
-    @property
-    def action_size(self) -> int:
-        """See `VectorEnv`."""
-        ...
+    def __init__(self, settings: EnvSettings) -> None:
+        self.settings = settings
 
     @property
     def replaceable(self) -> bool:
-        """See `VectorEnv`."""
-        ...
+        """Whether the batch is replaced after an error and replays its episodes; false for real arms."""
+        return self.settings.repeats and not self.paces_itself
 
     @property
     def max_episode_steps(self) -> int | None:
-        """See `VectorEnv`."""
-        ...
+        """Steps after which an episode is truncated; None: never."""
+        return self.settings.max_episode_steps or self.default_max_episode_steps
 
-    def _start(self, rows: IntArray, starts: Starts) -> None: ...
+    def _rebuild(self) -> None:
+        """Replace the attributes that the constructor of the subclass has made by new ones.
 
-    def _advance(self, actions: Array, rows: IntArray | None) -> Transition: ...
-
-    def _observe(self) -> Observation: ...
-
-    def _rebuild(self) -> None: ...
+        This object stays, since interventions, judge and watcher refer to it; so do its episodes.
+        """
+        with suppress(Exception):
+            self.close()
+        fresh = type(self)(self.settings)
+        # One dictionary for both, since the objects that `fresh` has passed itself to work on it. `fresh` must stay
+        # alive.
+        vars(fresh).update({name: vars(self)[name] for name in self._kept}, _rebuilt=fresh)
+        object.__setattr__(self, "__dict__", vars(fresh))
 
 
 class _Step(NamedTuple):

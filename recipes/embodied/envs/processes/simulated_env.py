@@ -96,20 +96,19 @@ class SimulatedEnv(VectorEnv):
         # The number of groups in the whole job that share a task, and the position of this group among them.
         sharing = max(1, (self.settings.total_envs or self.num_envs) // self.settings.group_size // tasks)
         rounds = self._reset + self._episodes.episode[rows]
-        self._begun[rows, 0] = starts.seeds()
-        self._begun[rows, 1] = self._groups[rows] // tasks + rounds * sharing
-        for row in rows:
+        numbers = self._groups[rows] // tasks + rounds * sharing
+        begun = [self._allowed(Start(*start)) for start in zip(starts.seeds(), numbers.tolist(), strict=True)]
+        self._begun[rows] = begun
+        for row in rows.tolist() if self.settings.keeps_actions else ():
             self._actions[row].clear()
-            if self.settings.set_aside:
-                self._begun[row] = self._allowed(Start(*self._begun[row].tolist()))
         try:
-            self._simulators.reset(rows.tolist(), [Start(*start) for start in self._begun[rows].tolist()])
+            self._simulators.reset(rows.tolist(), begun)
         except SimulatorDiedError as error:
             raise self._with_episode(error) from None
 
     def _allowed(self, start: Start) -> Start:
         """Return the start, or the next one that is not quarantined."""
-        while start.name in self.settings.set_aside:
+        while self.settings.set_aside and start.name in self.settings.set_aside:
             start = Start((start.seed + 1) % 2**31, start.number + 1)
         return start
 
@@ -156,7 +155,7 @@ class SimulatedEnv(VectorEnv):
         except SimulatorDiedError as error:
             raise self._with_episode(error, None if self.settings.keeps_actions else actions[:, None]) from None
         self._raised |= self._simulators.take_errors()
-        self._reports_success = self._reports_success or bool(result.judged.any())
+        self._reports_success = self._reports_success or np.count_nonzero(result.judged) > 0
         successes = result.successes if self._reports_success else None
         return Transition(result.rewards, result.terminations, result.truncations, successes, failures=result.failures)
 

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from copy import copy
 from functools import partial
-from itertools import repeat
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvError, IntArray, Observation
-from recipes.embodied.envs.faults.repeating import (
-    MOST_REPEATED,
-    MOST_STARTS,
-    FaultLog,
-    RaisedTwiceError,
-    RepeatingSimulator,
-    SimulatorError,
-    env_error,
-    known_fault,
-)
+from recipes.embodied.envs.faults.repeating import FaultLog, known_fault
+from recipes.embodied.envs.processes.recorded_steps import RepeatingSimulation, StepsTogether
 from recipes.embodied.envs.processes.simulator import (
     BatchFacts,
     BatchRequest,
     CheapSimulation,
-    Outcome,
     Outcomes,
     Row,
     Simulation,
@@ -38,128 +25,6 @@ from recipes.embodied.envs.processes.simulator import (
     simulation_class,
 )
 from recipes.training.arrays import Array
-
-_FAILED: Final = Outcome(0.0, truncated=True, failed=True)
-
-
-class RepeatingSimulation(RepeatingSimulator):
-    """One simulation, with a record for replaying its episode: its start, and each action with its outcome.
-
-    Args:
-        make: returns a new simulation.
-        task: the name of its task.
-        row: the row of its environment in the batch, for messages.
-        alive: is called with the name of each operation before it starts.
-        faults: log of faults.
-
-    Attributes:
-        simulation: the current simulation.
-        past: each action of the current episode, with the outcome's reward, termination, truncation and success. If it
-            holds `MOST_REPEATED` + 1 actions, earlier ones may have been dropped.
-        error: the error that the environment's code raised in the episode, until it is taken; None: none.
-    """
-
-    def __init__(
-        self, make: Callable[[], Simulation], task: str, row: int, alive: Callable[[str], None], faults: FaultLog
-    ) -> None:
-        super().__init__(faults)
-        self._make, self._task, self._row, self._alive = make, task, row, alive
-        self._alive("making")
-        self.simulation = make()
-        self._start = Start(0, 0)
-        self.past: deque[tuple[Any, float, bool, bool, bool | None]] = deque(maxlen=MOST_REPEATED + 1)
-        self.error: EnvError | None = None
-        # The episode was replayed with another result, or its code raised outside of a step.
-        self._lost = False
-
-    def reset(self, start: Start) -> None:
-        """Begin an episode; if its reset raises, begin one from the next start, whose first step fails."""
-        self._lost, self.error = False, None
-        self.past.clear()
-        for tries in range(1 + MOST_STARTS):
-            self._start = Start((start.seed + tries) % 2**31, start.number + tries)
-            self._alive("resetting")
-            try:
-                self._attempt(lambda: self.simulation.reset(self._start), "its reset")
-            except SimulatorError as error:
-                self.error = self.error or env_error(start.name, error, began=False)
-                self._lost = True
-                if tries == MOST_STARTS:
-                    raise
-            else:
-                return
-
-    def step(self, action: Any) -> Outcome:
-        """Execute an action; the outcome is a failure if the episode is dropped, or has an `error`."""
-        if self._lost:
-            return _FAILED
-        self._alive("stepping")
-        kept: Any = copy(action)  # an environment may modify its action
-        # Inlined, without a wrapper until a simulation raises: cheap simulators are slowed down by each call.
-        try:
-            outcome = self.simulation.step(action)
-        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            return self.step_again(error, kept)
-        return self.record(kept, outcome)
-
-    def step_again(self, error: Exception, action: Any) -> Outcome:
-        """Retry an action at which the simulation raised; see `step`."""
-        try:
-            outcome = self._attempt_again(error, lambda: self._again(action), "its action", action)
-        except RaisedTwiceError as twice:
-            self.error = self.error or env_error(self._start.name, twice)
-            return _FAILED
-        return self.record(action, outcome)
-
-    def record(self, action: Any, outcome: Outcome) -> Outcome:
-        """Add an action to the record; return its outcome, a failure if the episode is dropped."""
-        if self._lost:
-            return _FAILED
-        self.past.append((action, *outcome[:4]))
-        return outcome
-
-    def observe(self) -> Row:
-        """Return the current observation."""
-        self._alive("observing")
-        try:
-            seen = self.simulation.observe()
-        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            try:
-                seen = self._attempt_again(error, lambda: self.simulation.observe(), "its observation")
-            except RaisedTwiceError as twice:
-                self.error, self._lost = self.error or env_error(self._start.name, twice), True
-                # The first observation of the new simulation; the next step fails.
-                seen = self.simulation.observe()
-        return seen
-
-    def _renew(self) -> None:
-        self._alive("making")
-        with suppress(Exception):
-            self.simulation.close()
-        self.simulation = self._make()
-        self._alive("resetting")
-        self.simulation.reset(self._start)
-
-    def _replay(self) -> None:
-        # A longer episode was not recorded completely.
-        self._lost = len(self.past) > MOST_REPEATED or not all(
-            self._again(action)[:4] == tuple(outcome) for action, *outcome in self.past
-        )
-
-    def _again(self, action: Any) -> Outcome:
-        self._alive("stepping")
-        return self.simulation.step(copy(action))
-
-    @property
-    def _step(self) -> str:
-        """The step that is about to be taken, from 1."""
-        return f"{len(self.past) + 1}" if len(self.past) <= MOST_REPEATED else f"{MOST_REPEATED + 1} or later"
-
-    def _names(self) -> tuple[str, str]:
-        start = f"seed {self._start.seed}, start {self._start.number}"
-        return self._task, (
-            f"environment {self._row} of its batch, step {self._step} of an episode that began with {start}"
-        )
 
 
 def _ignore(row: int, operation: str) -> None:
@@ -185,8 +50,6 @@ class SimulationBatch:
         tasks = [names[group % len(names)] for group in request.groups]
         make: Any = kind
         self._faults = faults = FaultLog()
-        # The class whose results are checked together; None: they are checked one by one.
-        self._cheap = kind if alive is None and issubclass(kind, CheapSimulation) and kind.together else None
         reports = alive or _ignore
         self._members: list[RepeatingSimulation] = []
         try:
@@ -220,14 +83,12 @@ class SimulationBatch:
             first.mapping,
         )
         self._rows: list[Row] = [{}] * len(tasks)
-        # Observations of a class whose results are checked together.
-        self._together: Observation = {}
         # Environments that have changed since they were observed.
         self._every = frozenset(range(len(tasks)))
-        self._changed = set(self._every)
-        # The simulations until the first fault, after which they are stepped one by one.
-        self._first: list[Any] = self.simulations
-        self._pasts = [member.past for member in self._members]
+        self._changed: frozenset[int] = self._every
+        # The steps of a class whose results are checked together; None: they are checked one by one.
+        is_cheap = alive is None and issubclass(kind, CheapSimulation) and kind.together
+        self._together = StepsTogether(self._members) if is_cheap else None
 
     @property
     def simulations(self) -> list[Simulation]:
@@ -236,9 +97,11 @@ class SimulationBatch:
 
     def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
         """Begin episodes."""
-        self._changed.update(rows)
+        self._changed = self._changed.union(rows)
         for row, start in zip(rows, starts, strict=True):
             self._members[row].reset(start)
+        if self._together is not None:
+            self._together.begin(rows)
 
     def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
         """Execute actions [B, A].
@@ -248,40 +111,19 @@ class SimulationBatch:
             actions: the actions of all environments.
             observed: whether `observe` is called next; unused here, where observing early saves nothing.
         """
-        outcomes = Outcomes.empty(len(self._members))
         native = self._members[0].simulation.native(actions)
-        self._changed.update(self._every if rows is None else rows)
-        if rows is None and self._cheap is not None and not self._faults.any:
-            self._step_together(self._cheap, native, outcomes)
-        elif rows is None:
+        self._changed = self._every if rows is None else self._changed.union(rows)
+        if rows is None and self._together is not None and not self._faults.any:
+            return self._together.step(native)
+        if self._together is not None:
+            self._together.settle()
+        outcomes = Outcomes.empty(len(self._members))
+        if rows is None:
             outcomes.write_all([member.step(action) for member, action in zip(self._members, native, strict=True)])
         else:
             for row in rows:
                 outcomes.write(row, self._members[row].step(native[row]))
         return outcomes
-
-    def _step_together(self, kind: type[CheapSimulation], native: Any, outcomes: Outcomes) -> None:
-        """Execute an action in all environments, none of which has had a fault, and check the results together."""
-        members, simulations = self._members, self._first
-        kept = native.copy()  # an environment may modify its action
-        results: list[Any] = []
-        try:
-            for simulation, action in zip(simulations, native, strict=True):
-                results.append(simulation.raw_step(action))
-        except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            results.append(members[len(results)].step_again(error, kept[len(results)]))
-        steps = kind.check_together(simulations, results) if len(results) == len(members) else None
-        if steps is not None:
-            outcomes.write_columns(steps)
-            for past, step in zip(self._pasts, zip(kept, *steps, repeat(None), strict=False), strict=True):
-                past.append(step)
-            return
-        written: list[Outcome] = []
-        for member, simulation, action, result in zip(members, simulations, kept, results, strict=False):
-            is_done = isinstance(result, Outcome)  # of the environment that raised
-            written.append(result if is_done else member.record(action, simulation.checked(result)))
-        rest = range(len(results), len(members))
-        outcomes.write_all([*written, *(members[row].step(kept[row]) for row in rest)])
 
     def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
         """Receive the actions of the next calls of `step` in advance; unused here, where a step costs no message.
@@ -301,7 +143,7 @@ class SimulationBatch:
             outcomes: receive the results of each action.
             ends: whether an environment stops after a termination.
         """
-        self._changed.update(row for row, count in enumerate(steps) if count)
+        self._changed = self._changed.union(row for row, count in enumerate(steps) if count)
         most, environments = max(steps), len(steps)
         # Converted all at once: for a cheap simulator, each conversion takes as long as a step.
         native = self._members[0].simulation.native(actions[:most].reshape(most * environments, -1))
@@ -334,7 +176,7 @@ class SimulationBatch:
             self._rows[row] = self._members[row].observe()
         if changed:
             self._members[0].simulation.examine(_stacked([self._rows[row] for row in changed]))
-        self._changed.clear()
+        self._changed = frozenset()
         return changed
 
     def expert(self) -> Array | None:
@@ -349,33 +191,17 @@ class SimulationBatch:
 
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
-        if self._cheap is not None:
-            seen = None if self._faults.any else self._refresh_together(self._cheap)
+        if self._together is not None:
+            seen = None if self._faults.any else self._together.observe(self._changed)
             if seen is not None:
+                self._changed = frozenset()
                 return seen
-            # From here on observations are checked one by one; none has been yet.
-            self._cheap = None
-            self._changed.update(self._every)
+            # From here on results are checked one by one; no observation has been yet.
+            self._together.settle()
+            self._together = None
+            self._changed = self._every
         self.refresh()
         return _stacked(self._rows)
-
-    def _refresh_together(self, kind: type[CheapSimulation]) -> Observation | None:
-        """Return the present observations, new arrays; None if one must be checked by itself."""
-        if not self._changed:
-            return {name: array.copy() for name, array in self._together.items()}
-        everything, simulations = len(self._changed) == len(self._first), self._first
-        rows = [] if everything else sorted(self._changed)
-        seen = kind.observe_together(simulations if everything else [simulations[row] for row in rows])
-        if seen is None:
-            return None
-        self._members[0].simulation.examine(seen)
-        self._changed.clear()
-        if everything:
-            self._together = seen
-        else:
-            for name, array in seen.items():
-                self._together[name][rows] = array
-        return {name: array.copy() for name, array in self._together.items()}
 
     def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
         """Return the views, uint8 [n, H, W, 3]; None if nothing is rendered."""

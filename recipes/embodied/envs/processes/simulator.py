@@ -139,10 +139,12 @@ class CheapSimulation(Simulation):
 
     Attributes:
         raw_step: the simulator's own method that takes a step.
+        current: the current observation, as the simulator returned it.
         together: whether results may be checked together; a subclass with other results or observations sets False.
     """
 
     raw_step: Callable[[Any], Any]
+    current: Any = None
     together: ClassVar[bool] = True
 
     def step(self, action: Any) -> Outcome:
@@ -154,17 +156,16 @@ class CheapSimulation(Simulation):
 
     @classmethod
     @abstractmethod
-    def check_together(cls, simulations: Sequence[Any], results: Sequence[Any]) -> Columns | None:
-        """Check results of `raw_step` of some simulations, and keep their observations.
+    def check_together(cls, results: Sequence[Any]) -> tuple[list[Any], Columns] | None:
+        """Return the observations and the outcomes in results of `raw_step` of some simulations.
 
         Returns:
-            None if a result must be checked by itself; then nothing is kept.
+            None if a result must be checked by itself.
         """
 
-    @classmethod
     @abstractmethod
-    def observe_together(cls, simulations: Sequence[Any]) -> Observation | None:
-        """Return the current observations of some simulations in new arrays.
+    def stacked(self, observations: Sequence[Any]) -> Observation | None:
+        """Return the simulators' observations of some simulations as arrays [n, ...], new ones.
 
         Returns:
             None if an observation must be checked by itself.
@@ -275,6 +276,14 @@ class Outcomes(NamedTuple):
         """Return all-zero results."""
         return cls(np.zeros(count, np.float32), *np.zeros((5, count), np.bool_))
 
+    @classmethod
+    def of(cls, columns: Columns) -> Outcomes:
+        """Return the results of all environments."""
+        rewards, terminations, truncations = columns
+        nothing = np.zeros((3, len(rewards)), np.bool_)
+        ends = np.array((terminations, truncations), np.bool_)
+        return cls(np.array(rewards, np.float32), ends[0], ends[1], nothing[0], nothing[1], nothing[2])
+
     def write(self, row: int, outcome: Outcome) -> None:
         """Write the result of one environment."""
         self.rewards[row] = outcome.reward
@@ -283,10 +292,6 @@ class Outcomes(NamedTuple):
         self.judged[row] = outcome.success is not None
         self.successes[row] = bool(outcome.success)
         self.failures[row] = outcome.failed
-
-    def write_columns(self, columns: Columns) -> None:
-        """Write the results of all environments, which were not stepped before."""
-        self.rewards[:], self.terminations[:], self.truncations[:] = columns
 
     def write_all(self, outcomes: Sequence[Outcome]) -> None:
         """Write the results of all environments; by columns, which is much faster than single numbers."""

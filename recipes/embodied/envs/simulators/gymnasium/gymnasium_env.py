@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, cast
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.envs import registration
 from numpy.typing import NDArray
 
@@ -23,7 +24,7 @@ from recipes.embodied.envs.checks import is_rate
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import CheapSimulation, Columns, Outcome, Row, Start
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import CheckedChoices, Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import (
     check_seeded,
     checked_reset,
@@ -64,6 +65,10 @@ class GymnasiumSimulation(CheapSimulation):
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise cannot_be_made(task, error) from error
         check_seeded(task, self.env)
+        inner = self.env.unwrapped
+        space = vars(inner).get("action_space")
+        if type(space) is spaces.Discrete:
+            inner.action_space = CheckedChoices.of(space)
         self._task = task
         self.raw_step = self.env.step
         rate = self.env.metadata.get("render_fps")  # for viewers: it may be anything
@@ -72,7 +77,6 @@ class GymnasiumSimulation(CheapSimulation):
         self._acts = self.env.action_space
         self._writes = Writer(task, self._acts)
         self.mapping = f"{self._reads.mapping}; {self._writes.mapping}"
-        self._current: Any = None
 
     @property
     def spec(self) -> EnvSpec:
@@ -80,7 +84,7 @@ class GymnasiumSimulation(CheapSimulation):
         return spec_of(self._reads, self._writes)
 
     def reset(self, start: Start) -> None:
-        self._current = checked_reset(self._task, self.env.reset(seed=start.seed))
+        self.current = checked_reset(self._task, self.env.reset(seed=start.seed))
         space = self.env.action_space
         if space is not self._acts and space != self._acts:
             raise ConfigError(
@@ -90,25 +94,18 @@ class GymnasiumSimulation(CheapSimulation):
             )
 
     def checked(self, result: Any) -> Outcome:
-        self._current, outcome = checked_step(self._task, result)
+        self.current, outcome = checked_step(self._task, result)
         return outcome
 
     @classmethod
-    def check_together(cls, simulations: Sequence[GymnasiumSimulation], results: Sequence[Any]) -> Columns | None:
-        checked = checked_together(results)
-        if checked is None:
-            return None
-        observations, steps = checked
-        for simulation, observation in zip(simulations, observations, strict=True):
-            simulation._current = observation
-        return steps
+    def check_together(cls, results: Sequence[Any]) -> tuple[list[Any], Columns] | None:
+        return checked_together(results)
 
-    @classmethod
-    def observe_together(cls, simulations: Sequence[GymnasiumSimulation]) -> Observation | None:
-        return simulations[0]._reads.together([simulation._current for simulation in simulations])
+    def stacked(self, observations: Sequence[Any]) -> Observation | None:
+        return self._reads.together(observations)
 
     def observe(self) -> Row:
-        return self._reads(self._current)
+        return self._reads(self.current)
 
     def examine(self, observations: Observation) -> None:
         """See `Simulation`: logs the first number out of its bounds."""

@@ -84,15 +84,18 @@ def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
     )
 
 
-def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], Columns] | None:
+def checked_together(results: Sequence[Any]) -> tuple[list[Any], Columns] | None:
     """Return the observations of some steps and their outcomes, much faster than `checked_step` for each.
 
     Returns:
         None if a step requires `checked_step`, because it reports success or is invalid.
     """
-    if not _all_of(_TUPLE, results) or set(map(len, results)) != {_STEP}:
+    if not _all_of(_TUPLE, results):
         return None
-    observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
+    try:
+        observations, rewards, terminations, truncations, infos = zip(*results, strict=True)
+    except ValueError:  # not five values each
+        return None
     if not (
         _all_of(_NUMBERS, rewards)
         and _all_of(_BOOLEANS, terminations)
@@ -102,7 +105,7 @@ def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], Columns] 
         return None
     if any(infos) and any(name in info for info in infos for name in SUCCESS):
         return None
-    return observations, (rewards, terminations, truncations)
+    return [*observations], (rewards, terminations, truncations)
 
 
 def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
