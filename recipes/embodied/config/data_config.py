@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    TypeAdapter,
-)
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from recipes.demonstrations.names import Flip
 from recipes.sections.values import as_data, one_or_many

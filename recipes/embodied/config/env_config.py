@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Final,
-    Self,
-    TypeAlias,
-    TypeVar,
-    cast,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
@@ -27,14 +17,7 @@ from recipes.embodied.config.env_types import (
     has_ids,
     share_task,
 )
-from recipes.embodied.config.intervention_types import (
-    ENVIRONMENT,
-    FORMER_SOURCES,
-    JUDGES,
-    NONE,
-    SOURCES,
-    SourceType,
-)
+from recipes.embodied.config.intervention_types import ENVIRONMENT, FORMER_SOURCES, JUDGES, NONE, SOURCES, SourceType
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.model import NoOptions, V, Variant, chosen, kind_of_section, one_of, several

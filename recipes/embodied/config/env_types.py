@@ -61,32 +61,14 @@ class EnvType(NamedTuple):
     stored_sets: tuple[str, ...] = ()
 
 
-def _simulator(
-    module: str,
-    name: str,
-    task: str,
-    *,
-    package: str | None = None,
-    install: str | None = None,
-    processes: int | None = 1,
-    action_size: int = 0,
-    control_hz: float | None = None,
-) -> EnvType:
+_BY_ID: Final = EnvType("", observes=None, max_episode_steps=None)
+
+
+def _simulator(module: str, name: str, task: str, package: str | None = None) -> EnvType:
     """Return the entry of a simulator; `package` is its module if named differently from our adapter."""
     options = f"{_SIMULATORS}.options:{name.removesuffix('Env')}Options"
-    return EnvType(
-        f"{_SIMULATORS}.{module}:{name}",
-        (),
-        package or module,
-        observes=None,
-        max_episode_steps=None,
-        options=options,
-        task=task,
-        install=install,
-        processes=processes,
-        action_size=action_size,
-        control_hz=control_hz,
-    )
+    target, package = f"{_SIMULATORS}.{module}:{name}", package or module
+    return _BY_ID._replace(target=target, module=package, options=options, task=task, processes=1)
 
 
 ENV_TYPES: Final[Mapping[str, EnvType]] = {
@@ -117,38 +99,27 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         max_episode_steps=None,
         options=_ROBOT_OPTIONS,
     ),
-    "gymnasium": EnvType(
-        f"{_FOLDER}.simulators.gymnasium.gymnasium_env:GymnasiumEnv",
-        module="gymnasium",
-        observes=None,
-        max_episode_steps=None,
-        processes=0,
+    "gymnasium": _BY_ID._replace(
+        target=f"{_SIMULATORS}.gymnasium.gymnasium_env:GymnasiumEnv", module="gymnasium", processes=0
     ),
-    "envpool": EnvType(
-        f"{_SIMULATORS}.envpool_env:EnvpoolEnv",
-        module="envpool",
-        observes=None,
-        max_episode_steps=None,
+    "envpool": _BY_ID._replace(target=f"{_SIMULATORS}.envpool_env:EnvpoolEnv", module="envpool"),
+    "gym_hil": _simulator("gym_hil", "GymHilEnv", "gym_hil/PandaPickCube-v0")._replace(
+        install="gym-hil", control_hz=10.0
     ),
-    "gym_hil": _simulator("gym_hil", "GymHilEnv", "gym_hil/PandaPickCube-v0", install="gym-hil", control_hz=10.0),
-    "libero": _simulator("libero", "LiberoEnv", "libero_spatial", action_size=7, control_hz=20.0)._replace(
-        stored_sets=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+    "libero": _simulator("libero", "LiberoEnv", "libero_spatial")._replace(
+        action_size=7,
+        control_hz=20.0,
+        stored_sets=("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"),
     ),
-    "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3", action_size=4, control_hz=80.0),
+    "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3")._replace(action_size=4, control_hz=80.0),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),
     "gymnasium_robotics": _simulator(
-        "gymnasium.gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4", package="gymnasium_robotics"
+        "gymnasium.gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4", "gymnasium_robotics"
     ),
-    "maniskill": _simulator(
-        "maniskill", "ManiskillEnv", "PickCube-v1", package="mani_skill", install="mani_skill torch", processes=None
+    "maniskill": _simulator("maniskill", "ManiskillEnv", "PickCube-v1", "mani_skill")._replace(
+        install="mani_skill torch", processes=None
     ),
-    "panda_gym": EnvType(
-        f"{_FOLDER}.simulators.panda_gym_env:PandaGymEnv",
-        module="panda_gym",
-        observes=None,
-        max_episode_steps=None,
-        processes=0,
-    ),
+    "panda_gym": _BY_ID._replace(target=f"{_SIMULATORS}.panda_gym_env:PandaGymEnv", module="panda_gym", processes=0),
 }
 DEFAULT_ENV_TYPE: Final = "franka_kin"
 GYMNASIUM: Final = "gymnasium"

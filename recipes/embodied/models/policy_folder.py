@@ -17,12 +17,12 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedModelConfig
@@ -139,6 +139,13 @@ def write_description(folder: Path, config: EmbodiedModelConfig, spec: EnvSpec, 
     (folder / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
+class _Described(BaseModel):
+    """The contents of `policy.json`: the section `actor.model`, and the spec of the environment."""
+
+    model: dict[str, Any]
+    observations_and_actions: EnvSpec
+
+
 def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     """Return the section `actor.model` as plain data, and the spec, of `policy.json` in a folder.
 
@@ -150,7 +157,8 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
         about = load_json_object(read_bounded(file))
         if about.get("format") != _FORMAT:
             raise ValueError(f"`format` is {json.dumps(about.get('format'))}, and this rlinf reads {_FORMAT}")
-        return _part(about, "model"), _spec(_part(about, "observations_and_actions"))
+        described = _Described.model_validate_json(json.dumps(about), strict=True)
+        return described.model, described.observations_and_actions
     except FileNotFoundError:
         raise ConfigError(
             "the folder does not describe the policy's observations",
@@ -159,34 +167,8 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
             help="name a run, a checkpoint of this version, or a folder of `rlinf export --format safetensors`",
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"`{file}` is invalid", why=str(error), help="copy the folder again") from None
-
-
-def _part(about: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return an object among the values of a JSON object.
-
-    Raises:
-        ValueError: it is missing, or of another type.
-    """
-    part = about.get(name)
-    if not isinstance(part, dict):
-        raise ValueError(f"`{name}` must be an object, but it is {json.dumps(part)[:40]}")
-    return cast("dict[str, Any]", part)
-
-
-def _spec(described: dict[str, Any]) -> EnvSpec:
-    """Return the sizes of observations and actions of a policy.
-
-    Raises:
-        ValueError: a field is missing, unknown or of another type.
-    """
-    unknown = described.keys() - {field.name for field in fields(EnvSpec)}
-    if unknown:
-        raise ValueError(f"`observations_and_actions` has the unknown `{min(unknown)}`")
-    try:
-        return TypeAdapter(EnvSpec).validate_json(json.dumps(described), strict=True)
-    except ValidationError as error:
-        raise ValueError(refusals(error, "observations_and_actions")[0]) from None
+        why = refusals(error)[0] if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(f"`{file}` is invalid", why=why, help="copy the folder again") from None
 
 
 def load_weights(policy: BasePolicy, folder: str) -> None:

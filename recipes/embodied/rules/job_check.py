@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.embodied.config import (
-    COMPONENTS,
-    EmbodiedConfig,
-    comparing_setting,
-    facts,
-    group_size,
-    resets_each_pass,
-)
+from recipes.embodied.config import COMPONENTS, EmbodiedConfig, comparing_setting, facts, group_size, resets_each_pass
 from recipes.embodied.config.algorithm_config import PolicyGradientConfig, warmup_steps
 from recipes.embodied.config.batch_sizes import check_batches, evaluates
 from recipes.embodied.config.env_config import EnvironmentConfig
@@ -28,14 +21,7 @@ from recipes.embodied.rules.option_rules import (
     check_running_statistics,
 )
 from recipes.sections.algorithm import ADVANTAGES
-from recipes.sections.checks import (
-    Report,
-    WorldSizes,
-    blame,
-    check_sections,
-    is_given,
-    near_multiples,
-)
+from recipes.sections.checks import Report, WorldSizes, blame, check_sections, is_given, near_multiples
 from recipes.sections.imports import check_import, check_own_algorithm
 from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core.config.diagnostics import Severity

@@ -125,7 +125,11 @@ def refusals(error: ValidationError, section: str = "") -> list[str]:
     return sentences
 
 
-_OF_KEYS: Final = {"missing": "is missing", "extra_forbidden": "is unknown"}
+_OF_KEYS: Final = {
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "unexpected_keyword_argument": "is unknown",
+}
 
 
 def is_our_code(kind: str) -> bool:

@@ -11,12 +11,7 @@ import logging
 import time
 from typing import Any, Final
 
-from recipes.embodied.interventions.browser.operator_desk import (
-    OperatorDesk,
-    OperatorLink,
-    cannot_listen,
-    read_token,
-)
+from recipes.embodied.interventions.browser.operator_desk import OperatorDesk, OperatorLink, cannot_listen, read_token
 from recipes.embodied.interventions.browser.page_server import PageServer
 from recipes.embodied.interventions.intervention import Steerable, Takeover
 from recipes.embodied.interventions.person import Controls, PersonSource

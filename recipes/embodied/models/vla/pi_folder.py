@@ -19,13 +19,7 @@ from recipes.embodied.models.published_statistics import layout_of
 from recipes.embodied.models.vla.pi_network import GemmaSizes, Pi05Network, PiShape, paligemma_config
 from recipes.embodied.models.vla.vision_language import initialize_narrow, judging_folder, load_renamed
 from recipes.sections.model_folders import SETTINGS, read_object, whole_number
-from recipes.training.huggingface import (
-    check_folder,
-    config_of,
-    judging_model,
-    load_pretrained,
-    require_transformers,
-)
+from recipes.training.huggingface import check_folder, config_of, judging_model, load_pretrained, require_transformers
 from recipes.training.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError

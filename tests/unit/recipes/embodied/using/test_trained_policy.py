@@ -217,14 +217,14 @@ def test_nothing_is_overwritten(step: Path, tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"format": "x"}, '`format` is "x", and this rlinf reads 1'),
-        ({"model": None}, "`model` must be an object, but it is null"),
-        ({"observations_and_actions": "x"}, '`observations_and_actions` must be an object, but it is "x"'),
+        ({"model": None}, "`model` is empty; expected a mapping"),
+        ({"observations_and_actions": "x"}, "`observations_and_actions`: expected a mapping, found text"),
         ({"state_size": "5"}, "`observations_and_actions.state_size`: expected an integer, found text"),
         ({"cameras": {"main": [16, 16]}}, "`observations_and_actions.cameras.main.2`"),
         ({"cameras": None}, "`observations_and_actions.cameras` is empty"),
         ({"has_instructions": 1}, "`observations_and_actions.has_instructions`: expected true or false"),
         ({"low": [None, "a"]}, "`observations_and_actions.low.1`: expected a number, found text"),
-        ({"reach": 3}, "`observations_and_actions` has the unknown `reach`"),
+        ({"reach": 3}, "`observations_and_actions.reach` is unknown"),
     ],
 )
 def test_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
