@@ -148,20 +148,30 @@ def help_examples(*commands: str) -> str | None:
     return "\n".join(("\b", "Examples:" if len(commands) > 1 else "Example:", *(f"  {line}" for line in commands)))
 
 
-def key_values(words: list[str] | None) -> dict[str, str]:
-    """Return `KEY=VALUE` options as a mapping.
+def key_values(words: list[str] | None) -> dict[str, Any]:
+    """Return `KEY=VALUE` options as a mapping, with values as a file has them: `0.2` is a number.
 
     Raises:
-        typer.BadParameter: a word has no key or no `=`, or two words have the same key.
+        typer.BadParameter: a word has no key or no `=`, a value is no YAML, or two words have the same key.
     """
-    pairs: dict[str, str] = {}
+    from rlinf_core.config.composing.overrides import parse_overrides
+    from rlinf_core.config.diagnostics import Diagnostics
+    from rlinf_core.config.tree import to_data
+    from rlinf_core.scalars import plain
+
+    pairs: dict[str, Any] = {}
     for word in words or ():
-        key, equals, value = word.partition("=")
+        key, equals, _ = word.partition("=")
         if not key or not equals:
             raise typer.BadParameter(f"`{word}` is not KEY=VALUE")
         if key in pairs:
             raise typer.BadParameter(f"`{key}` is given twice")
-        pairs[key] = value
+        diagnostics = Diagnostics()
+        _, overrides = parse_overrides([word], diagnostics)
+        value = overrides[0].value if overrides and diagnostics.ok else None
+        if value is None:
+            raise typer.BadParameter(next((finding.message for finding in diagnostics), f"`{word}` is not KEY=VALUE"))
+        pairs[key] = plain(to_data(value))
     return pairs
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import typer
 
+from rlinf_cli.command import key_values
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_core import __version__
 from rlinf_core.errors import ConfigError, PlacementError, RLinfError
@@ -467,3 +469,12 @@ ROWS = [
 @pytest.mark.parametrize(("typed", "message"), ROWS)
 def test_no_option_is_without_effect(cli: Cli, typed: str, message: str) -> None:
     assert f"invalid value for {message}" in cli.refuses(2, *typed.split())
+
+
+def test_options_of_a_device_are_values_as_in_a_file() -> None:
+    words = ["probability=0.2", "shortest=2", "port=/dev/ttyACM0", "smooth=true"]
+    read = {"probability": 0.2, "shortest": 2, "port": "/dev/ttyACM0", "smooth": True}
+    assert key_values(words) == read
+    for wrong in (["probability"], ["=1"], ["port=[1"], ["port=1 #2"], ["port=1", "port=2"]):
+        with pytest.raises(typer.BadParameter):
+            key_values(wrong)
