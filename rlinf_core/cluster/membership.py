@@ -28,6 +28,8 @@ from rlinf_core.topology import ACCELERATORS, ClusterTopology, NodeInfo
 from rlinf_core.version import __version__
 
 _BUFFER_BYTES = 1 << 16
+# Below Linux's ephemeral ports, one of which a client may be given before it is used, and beside those of Ray.
+_LASTING_PORTS = range(21000, 32768)
 
 
 def probe() -> tuple[NodeInfo, int | None]:
@@ -54,7 +56,7 @@ def probe() -> tuple[NodeInfo, int | None]:
 
 def free_port() -> int:
     """Return a TCP port of this machine that is free now, within `RLINF_PORTS` if set."""
-    with listen_tcp("", _BUFFER_BYTES, env_vars.PORTS.get()) as listener:
+    with listen_tcp("", _BUFFER_BYTES, env_vars.PORTS.get() or _LASTING_PORTS) as listener:
         return int(listener.getsockname()[1])
 
 

@@ -14,7 +14,15 @@ from rlinf_core.cluster import joining, ray_process
 from rlinf_core.cluster import joining as module
 from rlinf_core.cluster.engine import RayEngine
 from rlinf_core.cluster.joining import answer, join
-from rlinf_core.cluster.membership import NodeMember, Seats, check_hardware, departed, stand_in, take_seats
+from rlinf_core.cluster.membership import (
+    NodeMember,
+    Seats,
+    check_hardware,
+    departed,
+    free_port,
+    stand_in,
+    take_seats,
+)
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, EnvironmentVariableError
@@ -321,3 +329,9 @@ def test_stand_in_has_what_the_file_declares_or_a_peer_has() -> None:
     assert stand_in(ELASTIC, 2, nodes, [2]).num_accelerators == 2
     assert stand_in(CLUSTER, 2, nodes, [2]).num_accelerators == 4
     assert stand_in(CLUSTER, 3, nodes, [3]).num_accelerators == 0
+
+
+def test_free_ports_are_none_that_clients_are_given() -> None:
+    ports = [free_port() for _ in range(20)]
+    assert max(ports) < 32768
+    assert len(set(ports)) > 1
