@@ -27,7 +27,7 @@ from recipes.embodied.rules.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, missing_module, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.machines.cluster import NodeGroup
+from rlinf_core.config.machines.cluster import RESERVED_LABELS, NodeGroup
 from rlinf_core.config.ranks import format_range
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.resolve import resolve
@@ -157,12 +157,15 @@ def check_environments(
     """Report a missing task, package, adapter or robot of an environment type."""
     if isinstance(environments, EvalEnvironmentConfig):
         _check_video(config, environments.video_cfg, report)
-    if not _are_those_of_training(config, section, environments):
+    are_own = not _are_those_of_training(config, section, environments)
+    if are_own:
         _check_kind(config, section, environments, report)
     check_judge(config, section, environments, report)
     if is_robot(environments.env_type):
-        _check_robots(config, section, environments, workers, report)
-        check_cameras(config, section, environments, report)
+        if _have_robots(config, section, environments, report if are_own else None):
+            _check_robots(config, section, environments, workers, report)
+        if are_own:
+            check_cameras(config, section, environments, report)
 
 
 def _are_those_of_training(config: PolicyJob, section: str, environments: EnvironmentConfig) -> bool:
@@ -285,27 +288,34 @@ def _check_drivers(config: PolicyJob, report: Report) -> None:
             report(at, "conflicting-settings", message, "write `driver: package.module:Class`")
 
 
+def _have_robots(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report | None) -> bool:
+    """Return whether `env` is placed on robots of the environment's kind alone; report if not."""
+    kind, robot = environments.env_type, ENV_TYPES[environments.env_type].robot
+    place = config.cluster.component_placement.get("env")
+    if place is None:
+        return False  # reported as a missing component
+    groups = {group.label: group for group in config.cluster.node_groups}
+    labels = place.node_group or ("cluster",)
+    if any(label not in groups and label not in RESERVED_LABELS for label in labels):
+        return False  # reported as an unknown group
+    without = [label for label in labels if label not in groups or not declares(groups[label], robot)]
+    if without and report is not None:
+        named = "a robot with a `driver`" if robot == DRIVEN else f"a {robot}"
+        report(
+            ("env", section, "env_type"),
+            "conflicting-settings",
+            f"`env_type: {kind}` needs {named}, but `env` is placed on `{without[0]}`, which declares none",
+            f"place `env` on a node group with `hardware: {{type: {robot}, configs: [...]}}`",
+        )
+    return not without
+
+
 def _check_robots(
     config: PolicyJob, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
     """Report env workers that do not each have one robot and one environment on it."""
     kind, robot = environments.env_type, ENV_TYPES[environments.env_type].robot
-    place = config.cluster.component_placement.get("env")
-    if place is None:
-        return  # reported as a missing component
-    at: Path = ("env", section, "env_type")
-    groups = {group.label: group for group in config.cluster.node_groups}
-    labels = place.node_group or ("cluster",)
-    without = [label for label in labels if label not in groups or not declares(groups[label], robot)]
-    if without:
-        named = "a robot with a `driver`" if robot == DRIVEN else f"a {robot}"
-        report(
-            at,
-            "conflicting-settings",
-            f"`env_type: {kind}` needs {named}, but `env` is placed on `{without[0]}`, which declares none",
-            f"place `env` on a node group with `hardware: {{type: {robot}, configs: [...]}}`",
-        )
-        return
+    place, at = config.cluster.component_placement["env"], ("env", section, "env_type")
     blocks = resolve("env", place.rank_map, place.node_group, ClusterTopology.from_config(config.cluster)).blocks
     uneven = next((block for block in blocks if len(block.processes) != len(block.resources)), None)
     if uneven is not None:
