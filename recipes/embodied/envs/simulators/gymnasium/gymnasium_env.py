@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Final, cast
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs import registration
 from numpy.typing import NDArray
 
@@ -24,7 +23,7 @@ from recipes.embodied.envs.checks import is_rate
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import CheapSimulation, Columns, Outcome, Row, Start
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import CheckedChoices, Reader, Writer, spec_of
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import (
     check_seeded,
     checked_reset,
@@ -65,10 +64,6 @@ class GymnasiumSimulation(CheapSimulation):
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise cannot_be_made(task, error) from error
         check_seeded(task, self.env)
-        inner = self.env.unwrapped
-        space = vars(inner).get("action_space")
-        if type(space) is spaces.Discrete:
-            inner.action_space = CheckedChoices.of(space)
         self._task = task
         self.raw_step = self.env.step
         rate = self.env.metadata.get("render_fps")  # for viewers: it may be anything

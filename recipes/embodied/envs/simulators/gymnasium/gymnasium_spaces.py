@@ -221,25 +221,6 @@ class Reader:
         )
 
 
-class CheckedChoices(spaces.Discrete):
-    """A discrete space that answers for the numbers of its own type in a fraction of the time.
-
-    Many environments ask their space about every action; a batch has checked all of them at once before.
-    """
-
-    @classmethod
-    def of(cls, space: spaces.Discrete) -> CheckedChoices:
-        """Return the same space, random numbers included."""
-        same = cls.__new__(cls)
-        vars(same).update(vars(space))
-        return same
-
-    def contains(self, x: Any) -> bool:
-        if type(x) is self.dtype.type:
-            return bool(self.start <= x < self.start + self.n)
-        return super().contains(x)
-
-
 class Writer:
     """A converter of batched actions to an environment's action space.
 

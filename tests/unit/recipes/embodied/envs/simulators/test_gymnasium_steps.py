@@ -312,16 +312,6 @@ def test_a_repeated_episode_has_all_its_steps() -> None:
     assert same(walked_by(odd), walked_by({}))
 
 
-@pytest.mark.parametrize(
-    "space", [spaces.Discrete(3), spaces.Discrete(2, start=-1), spaces.Discrete(3, dtype=np.int32)]
-)
-@pytest.mark.parametrize("kind", [int, float, bool, str, np.int32, np.int64, np.uint8, np.float64, np.array])
-def test_choices_are_in_their_space_as_before(space: Any, kind: Any) -> None:
-    same_space = gymnasium_spaces.CheckedChoices.of(space)
-    assert same_space == space
-    assert [same_space.contains(kind(number)) for number in range(4)] == [space.contains(kind(n)) for n in range(4)]
-
-
 def test_success_is_seen_in_any_step() -> None:
     assert same(walked_by("tell"), walked_by({}))
     RandomWalk.odd = "tell"
