@@ -219,7 +219,8 @@ def _job(
         pod["volumes"].append({"name": "file", "configMap": {"name": source}})
         pod["containers"][0]["volumeMounts"].append({"name": "file", "mountPath": _FILE_FOLDER})
     job = {
-        "entrypoint": shlex.join(["rlinf", "train", file, *overrides]),
+        # The submitter's container has it among its arguments.
+        "entrypoint": _literal(shlex.join(["rlinf", "train", file, *overrides])),
         # The pods serve only this job.
         "shutdownAfterJobFinishes": True,
         "rayClusterSpec": spec,
@@ -322,8 +323,12 @@ def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, st
 def _variable(resource: str, key: str, value: str) -> dict[str, Any]:
     if is_secret(key, value):
         return {"name": key, "valueFrom": {"secretKeyRef": {"name": f"{resource}-env", "key": key}}}
-    # Kubernetes replaces $(NAME) in a value, and reads $$ as $.
-    return {"name": key, "value": value.replace("$(", "$$(")}
+    return {"name": key, "value": _literal(value)}
+
+
+def _literal(text: str) -> str:
+    """Return a variable's value or an argument as Kubernetes reads it, which replaces $(NAME), and $$ by $."""
+    return text.replace("$", "$$")
 
 
 def _yaml(manifest: Mapping[str, Any]) -> str:

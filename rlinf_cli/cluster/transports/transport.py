@@ -201,7 +201,8 @@ def ssh_arguments(node: NodeTarget) -> list[str]:
         *file_options,
         f"ConnectTimeout={timeout}",
         *_OPTIONS,
-        f"ControlPath={_control_folder()}/%C",
+        # In quotes, with `%` doubled: ssh splits the value at blanks, and replaces tokens in it.
+        f'ControlPath="{str(_control_folder()).replace("%", "%%")}/%C"',
     ]
     arguments = ["-T", *(part for option in options for part in ("-o", option))]
     login = [os.path.expanduser(word) for word in _login(node)]

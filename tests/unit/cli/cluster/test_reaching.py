@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -209,8 +211,18 @@ cluster:
     assert loaded[-7:-3] == ["-p", "2222", "-i", os.path.expanduser("~/.ssh/id")]
     assert "-l" not in loaded  # ssh would take it before the user of the host
     [control] = [option for option in options if option.startswith("ControlPath=")]
-    folder = Path(control.removeprefix("ControlPath=")).parent
+    folder = Path(control.removeprefix("ControlPath=").strip('"')).parent
     assert folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs OpenSSH's client")
+def test_a_temporary_folder_of_any_name(make_nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="my 5%C ", dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        settings = subprocess.run(
+            ["ssh", "-G", *ssh_arguments(make_nodes(1)[0])], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    assert f"\ncontrolpath {folder}/rlinf-" in settings
 
 
 EVIL = ["$(touch {x})", "`touch {x}`", "; touch {x} #", "' ; touch {x} '", '" ; touch {x} "', "a\nb", "-x", "*", "\\"]

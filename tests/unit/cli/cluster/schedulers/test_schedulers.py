@@ -27,7 +27,7 @@ from tests.waiting import until
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 REQUEUE = SchedulerOption(None, "requeue", None)
-EVIL = "$(touch {0}) `touch {0}` '; touch {0}; ' \" $HOME: {{x}}"
+EVIL = "$(touch {0}) `touch {0}` '; touch {0}; ' \" $HOME: $$ {{x}}"
 ROOT = Path(__file__).parents[5]
 
 
@@ -205,7 +205,7 @@ cluster:
     ]["env"]
     by_name = {item["name"]: item.get("value") for item in env}
     # What Kubernetes would replace is written so that it replaces it by itself.
-    assert by_name["EVIL"] == evil.replace("$(", "$$(")
+    assert by_name["EVIL"] == evil.replace("$", "$$")
 
 
 VALIDATOR = Draft202012Validator(json.loads((ROOT / "tests/data/kuberay.schema.json").read_text(encoding="utf-8")))
@@ -328,10 +328,10 @@ def test_requests_and_tolerations_are_of_their_group(lab: tuple[NodeTarget, ...]
 
 def test_a_job_carries_its_file_to_the_head(lab: tuple[NodeTarget, ...]) -> None:
     text = "cluster: {num_nodes: 2}  # it's $(rm)\n"
-    file, job = manifests(lab, "job", "volume=runs:/runs", overrides=["a.b=it's"], text=text, log_path="/runs")
+    file, job = manifests(lab, "job", "volume=runs:/runs", overrides=["a.b=it's $(A) $$"], text=text, log_path="/runs")
     assert file["data"] == {"job.yaml": text}
     assert job["kind"] == "RayJob"
-    assert job["spec"]["entrypoint"] == """rlinf train /etc/rlinf/job.yaml 'a.b=it'"'"'s'"""
+    assert job["spec"]["entrypoint"] == """rlinf train /etc/rlinf/job.yaml 'a.b=it'"'"'s $$(A) $$$$'"""
     head, worker = pods(job["spec"]["rayClusterSpec"])
     assert {"name": "file", "configMap": {"name": file["metadata"]["name"]}} in head["volumes"]
     assert {"name": "file", "mountPath": "/etc/rlinf"} in head["containers"][0]["volumeMounts"]
