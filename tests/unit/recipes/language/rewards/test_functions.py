@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recipes.language.answers.exits import Score
@@ -50,6 +51,8 @@ def of_row(row):
 def of_numpy(text):
     import numpy as np
     return np.ones(int(text))
+
+def of_plain_values(row): return float([type(value).__name__ for value in row.values()] == ["float", "datetime"])
 
 def of_a_judge(text, row):
     if os.path.exists(row["away"]):
@@ -206,6 +209,17 @@ def test_all_groups_share_an_event_loop(functions: str, name: str) -> None:
         for _ in range(2):
             scores = scorer.score_all([Item(text="x" * number, answer="") for number in range(4)])
             assert [(score.reward, score.exit) for score in scores] == [(number, "") for number in range(4)]
+
+
+def test_a_function_gets_floats_and_times_of_plain_types(scored: Scored) -> None:
+    """Those of a YAML file and of numpy are of subclasses, which a function's interpreter may not have."""
+
+    class Time(datetime):
+        pass
+
+    row = {"share": np.float64(0.5), "at": Time(2026, 1, 2, tzinfo=UTC)}
+    (score,) = scored("of_plain_values", Item(text="x", answer="", row=row))
+    assert (score.failure, score.reward) == ("", 1.0)
 
 
 def test_a_function_gets_the_values_of_a_row_as_they_are(scored: Scored) -> None:
