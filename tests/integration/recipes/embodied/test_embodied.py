@@ -116,7 +116,7 @@ def test_a_run_repeats_itself_and_its_halves_make_the_whole(
 @pytest.mark.nightly
 def test_run_resumed_within_episodes_equals_the_whole_run(train: Train, spanning: Run) -> None:
     (middle,) = [item.path for item in spanning.folder.checkpoints.complete() if item.step == 3]
-    rest = train(*SPANNING, "runner.max_steps=5", f"runner.resume_dir={middle}")
+    rest = train(*SPANNING, "runner.max_steps=5", "runner.val_check_interval=2", f"runner.resume_dir={middle}")
     assert rest.of(RunStarted)[0].first_step == 4
     assert rest.ends_like(spanning)
     assert learned(rest)[-2:] == learned(spanning)[-2:]
