@@ -150,7 +150,9 @@ def _truncated(probabilities: Tensor, top_k: Tensor | None, top_p: Tensor | None
     keep = torch.ones_like(ordered, dtype=torch.bool)
     if top_k is not None:
         rank = torch.arange(ordered.shape[-1], device=ordered.device)
-        keep &= (rank[None] < top_k[:, None]) | (top_k[:, None] < 0)
+        keep = (rank[None] < top_k[:, None]) | (top_k[:, None] < 0)
+        # `top_p` is a share of what `top_k` leaves, as in transformers and vLLM.
+        ordered = torch.where(keep, ordered, 0)
     if top_p is not None:
         # A token is kept if the likelier tokens do not reach the share, as is true of the likeliest.
         keep &= ordered.cumsum(dim=-1) - ordered < top_p[:, None] * ordered.sum(dim=-1, keepdim=True)
