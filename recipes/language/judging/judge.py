@@ -149,7 +149,12 @@ class Judge:
 VerdictRule = Callable[[str], float | None]
 
 _CORRECT: Final = re.compile(r"verdict\W*\b(correct|incorrect)\b", re.IGNORECASE)
-_SCORE: Final = re.compile(r"score\W*?(?<![-\u2212])(\d+(?:\.\d+)?)(?![\d.]*\d)", re.IGNORECASE)
+# `Score (0-10): 8` names its scale first; 4/5, 80% and 6-7 are on another scale, or no number.
+_SCORE: Final = re.compile(
+    r"score(?:\W*0\W*10\b)?\W*?(?<![-\u2212])(\d+(?:\.\d+)?)"
+    r"(?![\d.,]*\d|\s*%|[-\u2013]\d|\s*(?:/|out of)\s*(?!10\b)\d)",
+    re.IGNORECASE,
+)
 _HIGHEST: Final = 10.0
 _PLACE: Final = re.compile(r"\{(prompt|answer|text)\}")
 _CASE: Final = """\

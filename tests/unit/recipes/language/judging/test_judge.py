@@ -42,6 +42,8 @@ PLACED = "cluster.component_placement={'actor,rollout,reward,judge': {node_group
         (score, "score: 2, no, **Score:** 10/10", 1.0),
         (score, "Score: 2.5", 0.25),
         *((score, text, None) for text in ("Score: 11", "7", "Score: -3")),
+        *((score, text, 0.8) for text in ("Score (0-10): 8", "Score: 8 out of 10", "Score: 8.0/10.")),
+        *((score, f"Score: {text}", None) for text in ("4/5", "4 out of 5", "85%", "5 %", "6-7", "8,5", "0.8/1")),
         (score, "Score - 3", 0.3),
     ],
 )
