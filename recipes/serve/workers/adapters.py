@@ -99,8 +99,12 @@ class ModelVariants:
         from peft.tuners.lora import LoraLayer
 
         layers = self._layers(settings)
-        if not layers:
-            raise ConfigError("the adapter trains none of attention, MLP and output layer", help="train one of them")
+        # Without layers of another kind, as in GPT-2, which has `Conv1D`, the output layer alone would be trained.
+        if not layers or ((settings.train_attn or settings.train_mlp) and set(self._linear.values()) <= {"unembed"}):
+            raise ConfigError(
+                f"`{type(self.model).__name__}` has no `Linear` layers of the kinds that the adapter should train",
+                help="serve another model, or all weights of this one by `server.full_weights`",
+            )
         self._created += 1
         label = f"a{self._created}"
         config = LoraConfig(r=settings.rank, lora_alpha=cast("Any", self._alpha), target_modules=layers)

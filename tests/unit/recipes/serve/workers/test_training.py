@@ -50,6 +50,18 @@ def test_new_adapter_changes_nothing() -> None:
     torch.testing.assert_close(logprobs(model, "a"), plain)
 
 
+def test_adapter_of_the_output_layer_alone_is_asked_for() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    # All layers of GPT-2 but the last are `Conv1D`.
+    built = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=1))
+    model = ModelVariants(built, 32.0, lambda: built)
+    with pytest.raises(ConfigError, match="`GPT2LMHeadModel` has no `Linear` layers"):
+        model.add("a", AdapterSettings(4, 1))
+    model.add("b", AdapterSettings(4, 1, train_attn=False, train_mlp=False))
+    assert all("lm_head" in name for name in model.parameters("b"))
+
+
 def test_adapters_are_computed_with_one_at_a_time() -> None:
     model = adapters()
     for name, rank in (("a", 4), ("b", 8)):
