@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, NamedTuple, TypeVar, cast
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, RootModel, TypeAdapter, ValidationError
 
 from recipes.agent.boxes.boxes import MOST_LAYERS
 from recipes.agent.images.store import MOST_BYTES, Image, ImageStore
@@ -77,10 +77,26 @@ class _Manifest(FileModel):
     layers: list[_Blob]
 
 
+class _Platform(FileModel):
+    os: str = "linux"
+    architecture: str
+
+
+class _Entry(_Blob):
+    platform: _Platform | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be an image for this machine; attestations have an unknown platform."""
+        platform = self.platform
+        return platform is None or (platform.os, platform.architecture) == ("linux", _machine())
+
+
 class _Index(FileModel):
-    manifests: list[_Blob]
+    manifests: list[_Entry]
 
 
+_Described = RootModel[_Manifest | _Index]
 _M = TypeVar("_M")
 
 
@@ -133,8 +149,14 @@ class _Archive(NamedTuple):
         if "manifest.json" in self.members:
             image = _only(self.read("manifest.json", list[_Saved]))
             return os.path.normpath(image.config), [os.path.normpath(layer) for layer in image.layers]
-        manifest = self.read(_only(self.read("index.json", _Index).manifests).name, _Manifest)
-        return manifest.config.name, [layer.name for layer in manifest.layers]
+        manifest: _Manifest | _Index = self.read("index.json", _Index)
+        for _ in range(_MOST_LINKS):
+            if isinstance(manifest, _Manifest):
+                return manifest.config.name, [layer.name for layer in manifest.layers]
+            # BuildKit lists an image, beside what attests where it comes from, in an index of its own.
+            usable = [entry for entry in manifest.manifests if entry.is_usable]
+            manifest = self.read(_only(usable or manifest.manifests).name, _Described).root
+        raise ValueError("its indexes are nested too deep")
 
     def copy(self, name: str, target: IO[bytes]) -> str:
         """Copy a layer, decompressing gzip, and return its digest."""

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,16 @@ async def test_an_image_is_kept_while_it_is_used(tmp_path: Path) -> None:
 # Archives
 
 
-def write_archive(path: Path, layers: list[bytes], *, oci: bool, packed: bool = False, **changed: Any) -> Path:
+def write_archive(
+    path: Path,
+    layers: list[bytes],
+    *,
+    oci: bool,
+    packed: bool = False,
+    within: Sequence[Sequence[tuple[str, str]]] = (),
+    **changed: Any,
+) -> Path:
+    """Write an image; one of `oci` is within indexes that list it with each of these systems and architectures."""
     digests = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
     blobs = [gzip.compress(layer) if packed else layer for layer in layers]
     config = {
@@ -186,7 +196,12 @@ def write_archive(path: Path, layers: list[bytes], *, oci: bool, packed: bool = 
             "config": {"digest": blob(json.dumps(config).encode())},
             "layers": [{"digest": blob(b)} for b in blobs],
         }
-        files["index.json"] = json.dumps({"manifests": [{"digest": blob(json.dumps(described).encode())}]}).encode()
+        index = {"manifests": [{"digest": blob(json.dumps(described).encode())}]}
+        for platforms in within:
+            named = [{"os": os_name, "architecture": machine} for os_name, machine in platforms]
+            listed = [{**index["manifests"][0], "platform": platform} for platform in named]
+            index = {"manifests": [{"digest": blob(json.dumps({"manifests": listed}).encode())}]}
+        files["index.json"] = json.dumps(index).encode()
     else:
         names = [f"{number}/layer.tar" for number in range(len(blobs))]
         files |= {"c.json": json.dumps(config).encode(), **dict(zip(names, blobs, strict=True))}
@@ -214,6 +229,30 @@ async def test_an_archive_is_loaded_with_its_layers_in_order(
         assert (image.env, image.workdir, len(image.layers)) == ({"A": "b"}, "/w", 2)
         over = Image(digest="both", layers=(*image.layers, (await store.base("rlinf/host")).layers[0]))
         assert await said(store, over, "cat /two; ls /one /[def] 2>/dev/null") == b"second/d:\nz\n\n/e:\nz\n\n/f:\nz\n"
+
+
+ATTESTED = [("linux", MACHINE), ("unknown", "unknown")]
+
+
+@pytest.mark.parametrize(
+    ("within", "why"),
+    [
+        ([ATTESTED], None),
+        ([ATTESTED, [("linux", "s390x"), ("linux", MACHINE)]], None),
+        ([[("linux", MACHINE), ("linux", MACHINE)]], "2 images"),
+        ([[("linux", "s390x"), ("linux", "riscv64")]], "2 images"),
+        ([ATTESTED] * 9, "nested too deep"),
+    ],
+)
+async def test_an_image_is_found_in_indexes(within: Any, why: str | None, box_folder: Path, tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1"))], oci=True, within=within)
+    async with stored(box_folder) as store:
+        if why is None:
+            assert len((await load_archive(store, path, "a:1")).layers) == 1
+            return
+        with pytest.raises(ConfigError) as refused:
+            await load_archive(store, path, "a:1")
+        assert why in (refused.value.why or "")
 
 
 async def test_an_image_with_many_layers_and_some_of_them_twice_starts(box_folder: Path, tmp_path: Path) -> None:
