@@ -37,10 +37,16 @@ class Result(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def show(self) -> None:
-        """Print the result in the requested format."""
+        """Print the result in the requested format.
+
+        Raises:
+            typer.BadParameter: JSON is requested of a result that is text alone, such as a script.
+        """
         if console.verbosity.json and self.record is not None:
             console.result_json(self.record() if callable(self.record) else self.record)
         elif text := self.text() if callable(self.text) else self.text:
+            if console.verbosity.json:
+                raise typer.BadParameter("this result has no form in JSON", param_hint="'--json'")
             console.result(text)
         for note in self.notes:
             console.message(note)

@@ -461,6 +461,8 @@ ROWS = [
     ("up a.yaml --insecure-no-auth --token-file t", "'--token-file': it cannot be used with --insecure-no-auth"),
     ("up embodied/pick-laptop --print slurm --dry-run", "'--dry-run': it cannot be used with --print"),
     ("up embodied/pick-laptop --print slurm --node-rank 0", "'--node-rank': it cannot be used with --print"),
+    ("up embodied/pick-laptop --print slurm --json", "'--json': this result has no form in JSON"),
+    ("inspect placement embodied/pick-laptop -o - --json", "'--json': this result has no form in JSON"),
     ("train embodied/pick-laptop --parallel 3", "'--parallel': it goes with a sweep"),
     ("train embodied/pick-laptop --assume 8", "'--assume': a real run probes the machines"),
 ]
