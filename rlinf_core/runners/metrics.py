@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
@@ -32,6 +32,8 @@ LOGGER = logging.getLogger("rlinf")
 EVALUATION_TIME: Final = "time/evaluate"
 # The most lines, one per step, that are kept while the file system has no room for them.
 _MOST_UNWRITTEN: Final = 10_000
+# What each line of the file and each record of `load_run` has beside metrics.
+_OF_EACH_LINE: Final = ("step", "time")
 _RETURN: Final = 'return a number for each name, as in `{"env/return": 17.2}`'
 
 
@@ -217,16 +219,24 @@ class MetricsWriter:
             ) from error
 
 
-def numbers_of(metrics: object, source: str) -> dict[str, float]:
+def numbers_of(metrics: object, source: str, taken: Collection[str] = ()) -> dict[str, float]:
     """Return the metrics that a loop's method returned as floats by name; a value may be a tensor of one element.
 
+    Args:
+        metrics: what it returned.
+        source: the method, for errors.
+        taken: names of the step's times, beside those of each line.
+
     Raises:
-        RLinfError: it returned something else; the error names `source`, and the metric.
+        RLinfError: it returned something else, or a metric with a name that is taken; the error names the metric.
     """
     if not isinstance(metrics, Mapping):
         raise RLinfError(f"`{source}` returned no metrics but {excerpt(repr(metrics))}", help=_RETURN)
     numbers: dict[str, float] = {}
     for name, value in cast("Mapping[Any, Any]", metrics).items():
+        if name in (*_OF_EACH_LINE, *taken):
+            message = f"`{source}` returned a metric `{name}`, which is the name of a number that each step has already"
+            raise RLinfError(message, help=f"give it another name, such as `train/{name}`")
         try:
             if not isinstance(name, str) or isinstance(value, str | bytes):
                 raise TypeError

@@ -186,7 +186,8 @@ class Runner(ABC):
         """Train one step, by default the next one, and record its metrics and times."""
         step = self.next_step if step is None else step
         began = time.perf_counter()
-        metrics = numbers_of(self.train_step(step), f"{type(self).__name__}.train_step")
+        metrics = self.train_step(step)
+        metrics = numbers_of(metrics, f"{type(self).__name__}.train_step", {*self._times, "time/step"})
         self.weight_version += 1
         self._times["time/step"] = time.perf_counter() - began
         # The times include those of weights sent for an evaluation since the last step.

@@ -185,6 +185,8 @@ def test_a_metric_named_after_any_file_is_read(tmp_path: Path, monkeypatch: pyte
     ("metrics", "message"),
     [
         (None, "returned no metrics but None"),
+        ({"a": 1.0, "step": 3}, "returned a metric `step`, which is the name of a number that each step has"),
+        ({"time/step": 3.0}, "returned a metric `time/step`, which is the name of a number that each step has"),
         ([("a", 1.0)], "returned no metrics but [('a', 1.0)]"),
         ({"a": 1.0, "b": None}, "returned None as metric 'b', which is not a number"),
         ({"a": "3"}, "returned '3' as metric 'a', which is not a number"),
