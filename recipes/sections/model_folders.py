@@ -19,6 +19,7 @@ SETTINGS = "config.json"
 SHARDS: Final = "shard-*.safetensors"
 CONVERT: Final = "convert its run once: `rlinf runs convert RUN`"
 GENERATION = "generation_config.json"
+ADAPTED: Final = "adapter_config.json"
 # The largest header that safetensors itself accepts, in bytes.
 _MOST_HEADER: Final = 100_000_000
 # Bytes of an element by type. Types that are not listed pack several elements into a byte.
@@ -46,8 +47,25 @@ def is_earlier(name: str) -> bool:
     return name.endswith(".distcp")
 
 
+def fault_of_adapter(folder: Path) -> FolderFault | None:
+    """Return a fault if a model folder has an adapter of peft.
+
+    transformers would load the adapter and the model that it names, whatever weights the folder itself has.
+    """
+    if not os.path.lexists(folder / ADAPTED):
+        return None
+    return FolderFault(
+        f"`{folder}` has an adapter of peft, `{ADAPTED}`, which is not read as a model",
+        "merge it by peft's `merge_and_unload()` and `save_pretrained` into another folder; if the folder has a"
+        f" complete model besides, remove `{ADAPTED}`",
+    )
+
+
 def fault_of_model(folder: Path) -> FolderFault | None:
-    """Return the reason why a model folder is incomplete: missing settings or weights."""
+    """Return the reason why a model folder is incomplete, with missing settings or weights, or ambiguous."""
+    adapter = fault_of_adapter(folder)
+    if adapter is not None:
+        return adapter
     if not read_object(folder / SETTINGS):
         return FolderFault(f"`{folder}` has no {SETTINGS} that can be read", "copy the complete model folder")
     index = folder / "model.safetensors.index.json"

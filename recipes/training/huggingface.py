@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from recipes.sections.actor import LoraSettings
-from recipes.sections.model_folders import SETTINGS, read_object
+from recipes.sections.model_folders import SETTINGS, fault_of_adapter, read_object
 from recipes.training.reading.tied_weights import names_of_one_tensor, require_finite, settle_ties
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
@@ -93,11 +93,15 @@ def require_transformers() -> None:
 
 
 def refuse_settings(folder: str) -> None:
-    """Refuse a model whose configuration refers to remote code, or has an invalid setting that transformers accepts.
+    """Refuse a model that is an adapter, or whose configuration refers to remote code, or has an invalid setting that
+    transformers accepts.
 
     Raises:
-        ConfigError: the configuration does so.
+        ConfigError: it is such a model.
     """
+    adapter = fault_of_adapter(Path(folder))
+    if adapter is not None:
+        raise ConfigError(adapter.message, help=adapter.help)
     for key, value in _settings_of(folder):
         names: list[Any] = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else [value]
         if key in _IMPLEMENTATIONS and any("/" in str(name) for name in names):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.config.rollout_config import LARGEST_RANK
+from recipes.sections.model_folders import ADAPTED
 
 # The adapter ranks that vLLM can reserve memory for.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, LARGEST_RANK)
@@ -75,7 +76,7 @@ class VllmAdapter:
             "target_modules": sorted(layers),
             "bias": "none",
         }
-        (self._folder / "adapter_config.json").write_text(json.dumps(settings))
+        (self._folder / ADAPTED).write_text(json.dumps(settings))
         # vLLM knows an adapter by its number, and rereads the folder only if asked to.
         asked = adapter_request(_NAME, _NUMBER, str(self._folder), load_inplace=True)
         if not llm_engine.add_lora(asked):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recipes.language.models.load_model import make_model
 from recipes.language.models.policy import LanguagePolicy
+from recipes.sections.model_folders import ADAPTED
 from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import ADAPTER, read_adapter
 from recipes.serve.values import AdapterSettings, ServedFacts
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 # Names of peft, so that it can load the files.
 WEIGHTS: Final = "adapter_model.safetensors"
-PEFT_SETTINGS: Final = "adapter_config.json"
 OPTIMIZER: Final = "optimizer.safetensors"
 _ATTENTION: Final = ("attn", "attention")
 
@@ -185,7 +185,7 @@ class ModelVariants:
         if settings.rank:
             peft = {"peft_type": "LORA", "r": settings.rank, "lora_alpha": self._alpha, "bias": "none"}
             layers = {"target_modules": self._layers(settings), "task_type": "CAUSAL_LM"}
-            (folder / PEFT_SETTINGS).write_text(json.dumps({**peft, **layers}, indent=1))
+            (folder / ADAPTED).write_text(json.dumps({**peft, **layers}, indent=1))
         else:
             cast("Any", self._copies[name].causal).config.save_pretrained(folder)
         (folder / ADAPTER).write_text(json.dumps(settings._asdict()))

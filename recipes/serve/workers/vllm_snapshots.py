@@ -21,10 +21,11 @@ from recipes.language.engines.request_queue import Answer
 from recipes.language.engines.vllm_adapter import reserved_rank
 from recipes.language.engines.vllm_engine import VllmEngine
 from recipes.language.models.load_model import make_model
+from recipes.sections.model_folders import ADAPTED
 from recipes.serve.config import MOST_LIKELY, ServeConfig
 from recipes.serve.saved_files import read_adapter
 from recipes.serve.values import Drawing, FloatArray, TopTokens
-from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, served_dtype
+from recipes.serve.workers.adapters import WEIGHTS, served_dtype
 from recipes.serve.workers.snapshot_engines import Drawn, SnapshotEngines, no_tokens
 from recipes.training.tensor_files import write_tensors
 from rlinf_core import WorkerDiedError
@@ -88,7 +89,7 @@ class AdaptersEngine(VllmEngine):
         settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["lm_head"], "bias": "none"}
         with tempfile.TemporaryDirectory(prefix="rlinf-adapter-") as folder:
             write_tensors(Path(folder) / WEIGHTS, weights)
-            (Path(folder) / PEFT_SETTINGS).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
+            (Path(folder) / ADAPTED).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
             try:
                 taken = self._llm.llm_engine.add_lora(self._reference(folder))
             except (ValueError, AssertionError):

@@ -102,6 +102,7 @@ def test_a_whole_folder_is_well(findings: Any, model: Path) -> None:
     [
         ("config.json", None, "no config.json"),
         ("model.safetensors", None, "has no weights"),
+        ("adapter_config.json", "{}", "has an adapter of peft"),
         ("model.safetensors.index.json", '{"weight_map": {"w": "model-2.safetensors"}}', "lacks `model-2.safetensors`"),
         ("tokenizer.json", None, "has no tokenizer"),
         ("config.json", '{"model_type": "qwen2", "vocab_size": 2}', "has 3 tokens, but the model only 2"),

@@ -59,12 +59,14 @@ def test_what_is_missing_in_a_folder_is_told(tmp_path: Path) -> None:
     folder, empty = tmp_path / "model", tmp_path / "empty"
     saved(folder)
     empty.mkdir()
-    weights = folder / "model.safetensors"
+    weights, adapter = folder / "model.safetensors", folder / "adapter_config.json"
     for prepare, load, words in (
         (lambda: None, lambda: load_model(str(tmp_path / "nothing")), "does not exist"),
         (lambda: None, lambda: load_tokenizer(str(empty)), "no tokenizer"),
         (lambda: weights.write_bytes(b"nothing of the kind"), lambda: load_model(str(folder)), "cannot be loaded"),
         (weights.unlink, lambda: load_model(str(folder)), "has no weights"),
+        # transformers would load it, and the model that it names.
+        (lambda: adapter.write_text("{}"), lambda: load_model(str(folder)), "has an adapter of peft"),
     ):
         prepare()
         with pytest.raises(ConfigError, match=words):

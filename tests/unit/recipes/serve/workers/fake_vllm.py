@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from recipes.language.models.load_model import load_model
-from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS
+from recipes.sections.model_folders import ADAPTED
+from recipes.serve.workers.adapters import WEIGHTS
 from recipes.training.tensor_files import read_tensors
 
 
@@ -101,7 +102,7 @@ class LlmEngine:
         assert request.lora_name == str(number)
         if number not in self._models:
             folder = Path(request.lora_path)
-            settings = json.loads((folder / PEFT_SETTINGS).read_text())
+            settings = json.loads((folder / ADAPTED).read_text())
             assert settings["r"] <= self._arguments["max_lora_rank"]
             weights, model = read_tensors(folder / WEIGHTS), load_model(self._folder).eval()
             with torch.no_grad():

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.sequences import Sequence
+from recipes.sections.model_folders import ADAPTED
 from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import ADAPTER
 from recipes.serve.values import Drawing, request_of
-from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS
+from recipes.serve.workers.adapters import WEIGHTS
 from recipes.serve.workers.snapshot_engines import SnapshotEngines
 from recipes.training.tensor_files import write_tensors
 from tests.unit.recipes.language.engines.contract import (
@@ -62,7 +63,7 @@ def write_adapters(folder: Path) -> dict[str, str]:
         folders[name] = str(folder / name)
         Path(folders[name]).mkdir()
         settings = {"r": rank, "lora_alpha": ALPHA, "target_modules": layers, "peft_type": "LORA", "bias": "none"}
-        Path(folders[name], PEFT_SETTINGS).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
+        Path(folders[name], ADAPTED).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
         Path(folders[name], ADAPTER).write_text(json.dumps({"rank": rank, "seed": 0, "train_unembed": False}))
         write_tensors(Path(folders[name]) / WEIGHTS, adapter_weights(rank))
     return folders
