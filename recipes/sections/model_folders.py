@@ -69,7 +69,9 @@ def fault_of_model(folder: Path) -> FolderFault | None:
     if not read_object(folder / SETTINGS):
         return FolderFault(f"`{folder}` has no {SETTINGS} that can be read", "copy the complete model folder")
     index = folder / "model.safetensors.index.json"
-    shards = weight_files(read_object(index)) if os.path.lexists(index) else set[str]()
+    # transformers prefers the single file, beside which its `save_pretrained` leaves the index of earlier shards.
+    has_shards = os.path.lexists(index) and not os.path.lexists(folder / "model.safetensors")
+    shards = weight_files(read_object(index)) if has_shards else set[str]()
     if shards is None:
         return FolderFault(f"`{index}` has no `weight_map` of tensors to files beside it", "copy the file again")
     missing = sorted(shard for shard in shards if not os.path.isfile(folder / shard))

@@ -82,6 +82,9 @@ def test_packages_that_this_python_lacks(
     assert [(f"`{module}`" in item[2], "pip install" in item[3]) for item in missing] == [(True, True)]
 
 
+INDEX, SHARDED = "model.safetensors.index.json", '{"weight_map": {"w": "model-2.safetensors"}}'
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Return the folder of a model with all that is looked at before a run; its weights are one number."""
@@ -95,6 +98,9 @@ def model(tmp_path: Path) -> Path:
 
 def test_a_whole_folder_is_well(findings: Any, model: Path) -> None:
     assert findings(LAPTOP, f"actor.model.model_path={model}") == []
+    # `save_pretrained` into the folder of a larger model leaves its index; transformers prefers the single file.
+    (model / INDEX).write_text(SHARDED)
+    assert findings(LAPTOP, f"actor.model.model_path={model}") == []
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ def test_a_whole_folder_is_well(findings: Any, model: Path) -> None:
         ("config.json", None, "no config.json"),
         ("model.safetensors", None, "has no weights"),
         ("adapter_config.json", "{}", "has an adapter of peft"),
-        ("model.safetensors.index.json", '{"weight_map": {"w": "model-2.safetensors"}}', "lacks `model-2.safetensors`"),
+        (INDEX, SHARDED, "lacks `model-2.safetensors`"),
         ("tokenizer.json", None, "has no tokenizer"),
         ("config.json", '{"model_type": "qwen2", "vocab_size": 2}', "has 3 tokens, but the model only 2"),
         ("config.json", '{"vocab_size": 3}', "config.json has no `model_type`"),
@@ -115,7 +121,7 @@ def test_a_whole_folder_is_well(findings: Any, model: Path) -> None:
 def test_what_a_folder_lacks_is_found_before_a_run(
     findings: Any, model: Path, file: str, content: str | None, words: str
 ) -> None:
-    (model / file).unlink(missing_ok=True)
+    (model / ("model.safetensors" if file == INDEX else file)).unlink(missing_ok=True)
     if content is not None:
         (model / file).write_text(content)
     diagnostics = findings(LAPTOP, f"actor.model.model_path={model}", messages=True)
