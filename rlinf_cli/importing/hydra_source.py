@@ -9,16 +9,20 @@ import fnmatch
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar, Final
 
+import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
 
-from rlinf_cli.importing.plain import for_hydra, of_yaml_1_1
+from rlinf_cli.importing.plain import for_hydra, scalar_of
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.source import SourceText, Span
@@ -31,6 +35,8 @@ HYDRA: Final = "hydra"
 _PLUGINS: Final = "hydra_plugins"
 # Far above real use, and low enough to stop a malicious file.
 MAX_FILES: Final = 500
+# An integer of more digits stays text, as in our own files.
+_LONGEST_NUMBER: Final = 1000
 FORMS: Final = "valid items: `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
 
 
@@ -49,6 +55,29 @@ def named_files(tree: MappingNode, inside: str = "") -> Iterator[tuple[str, Node
             path = f"{group}/{scalar.raw.partition('@')[0]}" if group else scalar.raw.partition("@")[0]
             path = path if path.startswith("/") else f"{inside}/{path}"
             yield os.path.normpath(path.strip("/")).removesuffix(".yaml"), entry.key if entry is not None else item
+
+
+def _of_yaml_1_1(node: Node) -> Node:
+    """Return a tree with words and numbers resolved by YAML 1.1, by OmegaConf's own reader."""
+    if isinstance(node, MappingNode):
+        return MappingNode(node.span, tuple(Entry(entry.key, _of_yaml_1_1(entry.value)) for entry in node.entries))
+    if isinstance(node, SequenceNode):
+        return SequenceNode(node.span, tuple(map(_of_yaml_1_1, node.items)))
+    if not node.plain or len(node.raw) > _LONGEST_NUMBER:
+        return node
+    scalar = yaml.ScalarNode(_reader().resolve(yaml.ScalarNode, node.raw, (True, False)), node.raw)
+    try:
+        value = _reader().construct_object(scalar)
+    except (ValueError, yaml.YAMLError):  # `0b_` and `=`, which OmegaConf cannot read
+        return node
+    if type(value) is type(node.value) and repr(value) == repr(node.value):
+        return node
+    return replace(scalar_of(value), span=node.span)
+
+
+@cache
+def _reader() -> Any:
+    return get_yaml_loader()("")
 
 
 class EndlessDefaultsError(Exception):
@@ -99,7 +128,7 @@ class JobFiles:
             is_main = path == self.main.name
             source = self.main if is_main else load_source(path, self.diagnostics, is_base=True)
             tree = read(source, self.diagnostics) if source is not None else None
-            tree = of_yaml_1_1(tree or MappingNode(Span(source or self.main, 0, 0), ()))
+            tree = _of_yaml_1_1(tree or MappingNode(Span(source or self.main, 0, 0), ()))
             split = split_components(tree, (), self.diagnostics)
             assert isinstance(split, MappingNode)
             self.trees[name] = split

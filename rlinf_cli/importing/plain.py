@@ -9,8 +9,6 @@ from typing import Any, Final, cast
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, resolve_plain
 
-_OLD_BOOLEANS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-_OLD_INTEGER: Final = re.compile(r"[-+]?\d+(_\d+)+")
 _NOWHERE: Final = Span(SourceText("", ""), 0, 0)
 # A plain reference, which Hydra may have to follow if a file sets keys below it. Other references stay text for Hydra.
 _REFERENCE: Final = re.compile(r"\$\{\s*(?:oc\.select:\s*)?\.*[\w.\[\]]+\s*(?:,\s*(?:null|\{\})\s*)?\}")
@@ -18,25 +16,6 @@ _REFERENCE: Final = re.compile(r"\$\{\s*(?:oc\.select:\s*)?\.*[\w.\[\]]+\s*(?:,\
 _UNQUOTED: Final = re.compile(r"[\w$./][\w.:,/\[\]${}-]*\$\{[\w.:,/\[\]${}-]*[\w}]|\$\{[\w.:,/\[\]${}-]*[\w}]")
 # Replaces the `$` of references that Hydra must not resolve.
 _MARK: Final = "\ue000"
-
-
-def of_yaml_1_1(node: MappingNode) -> MappingNode:
-    """Return a tree with words and numbers resolved by YAML 1.1, as OmegaConf does."""
-    tree = _of_yaml_1_1(node)
-    assert isinstance(tree, MappingNode)
-    return tree
-
-
-def _of_yaml_1_1(node: Node) -> Node:
-    if isinstance(node, MappingNode):
-        return MappingNode(node.span, tuple(Entry(entry.key, _of_yaml_1_1(entry.value)) for entry in node.entries))
-    if isinstance(node, SequenceNode):
-        return SequenceNode(node.span, tuple(map(_of_yaml_1_1, node.items)))
-    if not node.plain:
-        return node
-    raw = _OLD_BOOLEANS.get(node.raw.lower(), node.raw)
-    raw = raw.replace("_", "") if _OLD_INTEGER.fullmatch(raw) else raw
-    return node if raw == node.raw else ScalarNode(node.span, raw, resolve_plain(raw))
 
 
 def plain(node: Node) -> Any:

@@ -167,6 +167,20 @@ def test_a_file_is_composed_as_hydra_composes_it(file: Path, monkeypatch: pytest
     assert ours == theirs
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *(("010", 8), ("-010", -8), ("0b11", 3), ("-0x10", -16), ("1_0", 10), ("1_000.5", 1000.5), ("1:30", 90)),
+        *(("09", "09"), ("0o10", "0o10"), ("+.5", "+.5"), ("off", False), ("2026-01-02", "2026-01-02")),
+        *(("1" * 1001, "1" * 1001), ("0b_", "0b_"), ("=", "=")),
+    ],
+)
+def test_plain_values_are_those_of_yaml_1_1(tmp_path: Path, written: str, value: object) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"a: {written}\n", encoding="utf-8")
+    assert plain(composed(file).tree) == {"a": value}
+
+
 PAGE = Path(__file__).parents[4] / "docs" / "migrate.md"
 
 
