@@ -218,13 +218,15 @@ class EnvSettings:
         """Check the numbers that programs pass.
 
         Raises:
-            ValueError: a number is no integer, or too small.
+            ValueError: a number is no integer, or too small, or groups are not whole.
         """
         for name, least in (("num_envs", 1), ("max_episode_steps", 1), ("group_size", 1), ("seed", 0)):
             value = getattr(self, name)
             number = as_index(value)
             if (number is None or number < least) and not (value is None and name == "max_episode_steps"):
                 raise ValueError(f"`{name}` is {short_repr(value)}, expected an integer >= {least}")
+        if self.num_envs % self.group_size:
+            raise ValueError(f"{self.num_envs} environments (`num_envs`) are no whole groups of {self.group_size}")
 
     @property
     def keeps_actions(self) -> bool:

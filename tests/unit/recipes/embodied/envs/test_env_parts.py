@@ -286,10 +286,17 @@ def test_a_spec_that_contradicts_itself_is_refused(keys: dict[str, Any], said: s
 
 
 @pytest.mark.parametrize(
-    "keys", [{"num_envs": 0}, {"num_envs": "2"}, {"num_envs": 2, "seed": -1}, {"num_envs": 2, "max_episode_steps": 0}]
+    "keys",
+    [
+        {"num_envs": 0},
+        {"num_envs": "2"},
+        {"num_envs": 2, "seed": -1},
+        {"num_envs": 2, "max_episode_steps": 0},
+        {"num_envs": 3, "group_size": 2},
+    ],
 )
 def test_numbers_of_settings_are_checked(keys: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected an integer >="):
+    with pytest.raises(ValueError, match="expected an integer >=|no whole groups of 2"):
         EnvSettings(**keys)
 
 
