@@ -296,7 +296,7 @@ def test_a_spec_that_contradicts_itself_is_refused(keys: dict[str, Any], said: s
     ],
 )
 def test_numbers_of_settings_are_checked(keys: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected an integer >=|no whole groups of 2"):
+    with pytest.raises(ValueError, match=r"expected an integer >=|no whole groups of 2"):
         EnvSettings(**keys)
 
 
