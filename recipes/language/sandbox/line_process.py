@@ -9,9 +9,12 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import IO, Any, cast
+from typing import IO, Any, Final, cast
 
 from rlinf_core.process.import_path import module_command
+
+# The time of a process that has closed its output to end.
+_EXIT_SECONDS: Final = 1.0
 
 
 class LineProcess:
@@ -51,6 +54,9 @@ class LineProcess:
         while b"\n" not in self._rest:
             piece = os.read(self._wait(1, select.POLLIN, deadline), 1 << 16)
             if not piece:
+                # A process that ends by itself closes its files first; killed now, its exit code would not be its own.
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(min(_EXIT_SECONDS, max(0.0, deadline - time.monotonic())))
                 raise EOFError
             self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")

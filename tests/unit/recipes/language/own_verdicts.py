@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,8 @@ def always_away(text: str) -> float:
 def kills_itself(text: str) -> float:
     os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
+
+
+def exits(text: str) -> float:
+    """End the process as a script does, which closes its files before it ends."""
+    sys.exit(3)

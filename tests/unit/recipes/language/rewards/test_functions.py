@@ -330,11 +330,15 @@ def test_a_function_that_fails_once_is_asked_again(tmp_path: Path) -> None:
     assert (score.reward, score.failure) == (1.0, "")
 
 
-@pytest.mark.parametrize(("name", "cause"), [("always_away", "error"), ("kills_itself", "crash")])
-def test_what_fails_again_is_no_score(name: str, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "cause", "words"),
+    [("always_away", "error", "away"), ("kills_itself", "crash", "exit code -9"), ("exits", "crash", "exit code 3")],
+)
+def test_what_fails_again_is_no_score(name: str, cause: str, words: str) -> None:
     with Scorer(f"{own_verdicts.__name__}:{name}") as scorer:
         scores = scorer.score_all([Item(text=text, answer="") for text in "xy"])
     assert [(score.failure, score.failed) for score in scores] == [(cause, True)] * 2
+    assert all(words in score.reason for score in scores)
 
 
 @pytest.mark.parametrize(
