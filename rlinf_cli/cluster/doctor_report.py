@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -102,7 +103,7 @@ def _first_contact(job: SoundJob, recipe: str | None) -> list[Finding]:
             if not differing:
                 return [Finding("first contact", OK, what, where="run", data=data)]
             what = f"{what}; these differ: {'; '.join(differing)}"
-            help = f"look at `rlinf why {shown(folder.path)}`"
+            help = f"look at `rlinf why {shlex.quote(shown(folder.path))}`"
             return [Finding("first contact", WARNING, what, where="run", help=help, data=data)]
     return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -59,7 +60,7 @@ def summary_text(
         rows.append(("first contact", f"{comparisons_text(checks)} ({FILE})"))
     rows += [(label, hidden(line)) for label, line in causes]
     if causes:
-        rows.append(("", f"`rlinf why {shown(folder)}` shows the evidence, and what to do"))
+        rows.append(("", f"`rlinf why {shlex.quote(shown(folder))}` shows the evidence, and what to do"))
     if report is not None:
         rows.append(("report", shown(report)))
     rows.append(("run folder", shown(folder)))

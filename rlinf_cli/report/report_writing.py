@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Call
     if why is None and process.returncode == 0 and path.exists():
         return path
     why = why or reason(stderr.decode(errors="replace"), process.returncode)
-    warn(f"no report: {why}; `rlinf report {folder}` tries again")
+    warn(f"no report: {why}; `rlinf report {shlex.quote(str(folder))}` tries again")
     return None
 
 

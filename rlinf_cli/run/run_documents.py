@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -270,7 +271,7 @@ def _advice(first: Failure, component: str | None, log: Path | None, run: str | 
     if isinstance(first.error, RLinfError) and first.error.help:
         lines.append(first.error.help)
     if log is not None and log.exists() and run is not None:
-        lines.append(f"`rlinf logs {run} {component}:{first.rank}` shows its log")
+        lines.append(f"`rlinf logs {shlex.quote(run)} {component}:{first.rank}` shows its log")
     if not lines or not isinstance(first.error, RLinfError):
         lines.append("`--verbose` shows the traceback")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -65,7 +66,8 @@ def run_detached(job: Job, recipe: Recipe) -> ExitCode:
         console.result_json(summary_record("running", recipe.name, folder, pid=pid))
     else:
         console.result(f"{shown(folder)}, process {pid}")
-        console.message(f"  rlinf logs {shown(folder)} --follow\n  rlinf stop {shown(folder)}")
+        run = shlex.quote(shown(folder))
+        console.message(f"  rlinf logs {run} --follow\n  rlinf stop {run}")
     return ExitCode.OK
 
 
@@ -260,7 +262,7 @@ class Training:
         for label, line in self._causes():
             console.message(f"{label}: {line}")
         if evidence is not None:
-            console.message(f"`rlinf why {shown(self._folder.path)}` shows the evidence, and what to do")
+            console.message(f"`rlinf why {shlex.quote(shown(self._folder.path))}` shows the evidence, and what to do")
         self._say_how_to_go_on()
         self._write_report()
         if self._report is not None:
@@ -311,7 +313,7 @@ class Training:
 
     def _say_how_to_go_on(self) -> None:
         if self._folder.checkpoints.latest() is not None:
-            place = f"runner.resume_dir={shown(self._folder.path)}"
+            place = shlex.quote(f"runner.resume_dir={shown(self._folder.path)}")
             console.message(f"run the same command with `{place}` to resume from the last checkpoint")
 
     def _end(self, status: str, reason: str = "", *, at_once: bool = False) -> RLinfError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -86,7 +87,7 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XA
                 "a run has no metrics to compare",
                 where=str(folder.path),
                 why=f"it is {folder.state.outcome[0]}, and has finished no step",
-                help=f"`rlinf why {folder.path.name}` says what happened; leave it out",
+                help=f"`rlinf why {shlex.quote(folder.path.name)}` says what happened; leave it out",
             )
         if x.metric and x.metric not in series.columns:
             why = f"its metrics have no `{x.metric}`"

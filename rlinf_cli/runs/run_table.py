@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -113,7 +114,7 @@ def listed_runs(statuses: Sequence[RunStatus] | None, recipe: str | None, sort: 
         return Result(notes=(f"no such runs in {folder}" if statuses or recipe else f"no runs in {folder}",))
     damaged = [f"{shown(row.run.path)}: {words}" for row in rows for words in row.damaged]
     failed = next((row for row in rows if row.status == RunStatus.FAILED), None)
-    hints = [] if failed is None else [f"`rlinf why {shown(failed.run.path)}` says why a run failed"]
+    hints = [] if failed is None else [f"`rlinf why {shlex.quote(shown(failed.run.path))}` says why a run failed"]
     return Result(runs_text(rows), notes=(*map(console.warning, damaged), *hints))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import shlex
 import signal
 
 from rlinf_cli.command import Result
@@ -58,8 +59,8 @@ def _give_up(folder: RunFolder, *, force: bool) -> Result:
             where=str(folder.path),
             why=f"its driver was {process}, on another machine or container, or its identity was not recorded",
             help=f"run the same command on {process.host or 'the machine of the driver'}\nif that machine or"
-            f" container is gone for good, `rlinf stop {shown(folder.path)} --force` releases the run, so that it"
-            " can be resumed",
+            f" container is gone for good, `rlinf stop {shlex.quote(shown(folder.path))} --force` releases the run, so"
+            " that it can be resumed",
         )
     folder.end(RunStatus.INTERRUPTED, f"released by `rlinf stop --force`; its driver was {process}")
     return Result(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,11 @@ def converted(name: str) -> Result:
         # Commands that convert, resume or delete the run claim it, too.
         with durable.claimed(run.path / STATE) as ours:
             if not ours or run.refresh().going_on:
-                help = f"`rlinf stop {shown(run.path)}` ends it" if ours else "wait for the end of the other command"
+                help = (
+                    f"`rlinf stop {shlex.quote(shown(run.path))}` ends it"
+                    if ours
+                    else "wait for the end of the other command"
+                )
                 why = None if ours else "another command converts, resumes or deletes it"
                 where = str(run.checkpoints.folder)
                 raise RunError("the checkpoints of an active run cannot be converted", where=where, why=why, help=help)
@@ -243,7 +248,7 @@ def _why_kept(run: RunFolder) -> str:
         return f"{run.path.name} is active and kept"
     return (
         f"{run.path.name} may be active and is kept: {run.state.process} is not visible from here; if it has ended"
-        f" for certain, `rlinf stop {run.path} --force` releases it"
+        f" for certain, `rlinf stop {shlex.quote(str(run.path))} --force` releases it"
     )
 
 

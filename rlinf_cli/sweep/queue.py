@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -145,7 +146,7 @@ def check_visible(folder: Path, current: Mapping[str, PointState]) -> None:
                 f"run {state.run.path.name} may be active on another machine",
                 where=str(folder),
                 why=state.reason,
-                help=f"go on there, or release it with `rlinf stop {state.run.path} --force`",
+                help=f"go on there, or release it with `rlinf stop {shlex.quote(str(state.run.path))} --force`",
             )
 
 

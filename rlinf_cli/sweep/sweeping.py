@@ -87,7 +87,7 @@ def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) 
         current = queue.states(place, plan)
         queue.check_visible(place, current)
         console.message(f"{'continued' if there else 'new'} sweep {place}: {_counts(current)}")
-        console.message(f"`rlinf runs --runs-dir {shown(place)}` shows its runs")
+        console.message(f"`rlinf runs --runs-dir {shlex.quote(shown(place))}` shows its runs")
         return queue.RunQueue(plan, place, parallel, _teller(plan.points), ids=ids).work()
 
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,6 +34,8 @@ _OWN_LIMIT = "The current node timed out during startup"
 # `_OWN_LIMIT_SECONDS` after its ports answer must have registered, too.
 _STARTED = "Ray runtime started"
 _OWN_LIMIT_SECONDS = 35.0
+# What a shell does not take as it is in a word.
+_SPECIAL = re.compile(r"[\s\"'\\$`&|;<>()*?\[\]{}#!~]")
 
 
 class NodeError(Exception):
@@ -63,6 +66,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         # Leftovers of a Ray that died or whose head is gone.
         _end_all(cluster, folder)
         _check_ports(request)
+        _check_interpreter(request)
         address = _own_address(request, end)
         try:
             _launch_until_ready(request, folder, address, end)
@@ -208,6 +212,18 @@ def _check_ports(request: dict[str, Any]) -> None:
             f"port {port} is taken",
             why=f"{process} listens on it; Ray needs it as its {name.replace('_', ' ')} port",
             help="set other ports in `cluster.ports` of the file, or end that process",
+        )
+
+
+def _check_interpreter(request: dict[str, Any]) -> None:
+    """Check that the head's own server of clients can start: Ray starts it by a shell, without quotes."""
+    special = _SPECIAL.search(sys.executable)
+    if request["head"] and special is not None:
+        shown = "a blank" if special[0].isspace() else f"`{special[0]}`"
+        raise NodeError(
+            f"Ray's head cannot be started by `{sys.executable}`",
+            why=f"Ray gives its path, with {shown} in it, to a shell without quotes",
+            help="set `python_interpreter_path` to an environment in another folder, or start rlinf from one",
         )
 
 

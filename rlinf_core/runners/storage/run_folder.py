@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -388,7 +389,8 @@ def _going_on(run: RunFolder) -> RunError:
             why = f"its driver is process {state.pid} on {state.host}"
         case Presence.UNKNOWN:
             why = f"its driver is, or was, {state.process}, which is not visible from here"
-            help = f"end it there; if it has certainly ended, `rlinf stop {run.path} --force` releases it"
+            release = f"`rlinf stop {shlex.quote(str(run.path))} --force`"
+            help = f"end it there; if it has certainly ended, {release} releases it"
         case Presence.GONE:
             pass
     return RunError("the run to resume is still active", where=str(run.path), why=why, help=help)

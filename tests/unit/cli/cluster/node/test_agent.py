@@ -355,6 +355,13 @@ def test_ray_that_ends_for_another_reason_is_not_started_again(request_for: Any,
     assert not list((tmp_path / "up").glob("*"))
 
 
+def test_a_head_needs_an_interpreter_that_shells_take(request_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_for("")
+    monkeypatch.setattr(sys, "executable", "/home/me/my lab/.venv/bin/python")
+    with pytest.raises(node_ray.NodeError, match="cannot be started by `/home/me/my lab/"):
+        node_ray.start(request)
+
+
 def test_nodes_come_up_and_end_while_the_head_is_at_work(make_nodes: Nodes) -> None:
     nodes = here(make_nodes(3))
     fake = FakeCluster(3)

@@ -118,6 +118,12 @@ def test_link_beside_its_run_lists_it_once(cli: Cli, runs: dict[str, RunFolder])
     assert json.loads(cli("report", "--text", "latest", "--json").out)["experiment"] == "live"
 
 
+def test_commands_in_messages_can_be_pasted(cli: Cli, runs: dict[str, RunFolder]) -> None:
+    Path("runs").rename("my runs")
+    ended = cli("runs", "--runs-dir", "my runs")
+    assert f"`rlinf why 'my runs/{runs['bad'].path.name}'`" in ended.err
+
+
 def test_folder_of_runs_that_cannot_be_read_is_no_empty_one(cli: Cli, runs: dict[str, RunFolder]) -> None:
     file = text_file(Path("notes.txt"), "")
     assert "the folder of runs cannot be read" in cli.refuses(1, "runs", "--runs-dir", file)
