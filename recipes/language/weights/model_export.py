@@ -16,7 +16,7 @@ from torch import Tensor
 from recipes.language.config.language_config import LanguageActorConfig
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.models.fingerprint import fingerprint
-from recipes.language.models.load_model import hollow_causal, make_model
+from recipes.language.models.load_model import hollow_causal, make_model, stop_token_ids
 from recipes.language.models.policy import AnswerModel
 from recipes.language.weights.written_model import LOADED, check_written, expected_logprobs
 from recipes.training.state.training_state import TrainingState
@@ -189,8 +189,10 @@ def _write(
         _load(model, dict(weights), scale)
         _settle(model)
         model.save_pretrained(folder)
+        _save_generation(model, config.model.model_path, tokenizer, folder)
         return {name: fingerprint([(name, weight)]) for name, weight in own_weights(model).items()}
-    _save_settings(hollow, config.model.model_path, folder)
+    _save_settings(hollow, folder)
+    _save_generation(hollow, config.model.model_path, tokenizer, folder)
     described = {name: Described(weight.dtype, tuple(weight.shape)) for name, weight in own_weights(hollow).items()}
     others = hollow.state_dict().keys() - described.keys()
     fingerprints: dict[str, str] = {}
@@ -271,18 +273,30 @@ def _settle(model: PreTrainedModel) -> None:
     cast("Any", model.config)._attn_implementation = "sdpa"
 
 
-def _save_settings(model: PreTrainedModel, source: str | None, folder: Path) -> None:
-    """Write what transformers' `save_pretrained` writes besides weights."""
+def _save_settings(model: PreTrainedModel, folder: Path) -> None:
+    """Write the configuration that transformers' `save_pretrained` writes."""
     _settle(model)
     config: Any = model.config
     config.dtype = str(model.dtype).removeprefix("torch.")
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
-    if model.can_generate():
-        generation: Any = model.generation_config
-        if source is not None:
-            from transformers import GenerationConfig
 
-            with suppress(OSError):
-                generation = GenerationConfig.from_pretrained(source)
-        generation.save_pretrained(folder)
+
+def _save_generation(
+    model: PreTrainedModel, source: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write the settings of `generate`, which ends answers at all tokens at which those of the training ended."""
+    if not model.can_generate():
+        return
+    generation: Any = model.generation_config
+    if source is not None:
+        from transformers import GenerationConfig
+
+        with suppress(OSError):
+            generation = GenerationConfig.from_pretrained(source)
+    named: int | list[int] | None = generation.eos_token_id
+    listed = named if isinstance(named, list) else [] if named is None else [named]
+    stops = list(dict.fromkeys((*listed, *stop_token_ids(tokenizer, source))))
+    if len(stops) > len(listed):
+        generation.eos_token_id = stops if len(stops) > 1 else stops[0]
+    generation.save_pretrained(folder)

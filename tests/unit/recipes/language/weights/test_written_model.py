@@ -142,6 +142,12 @@ def written(policy: LanguagePolicy, actor: Any, folder: Path) -> dict[str, Tenso
     return load_model(str(folder), next(policy.causal.parameters()).dtype).state_dict()
 
 
+def ends_of(folder: Path) -> list[int]:
+    """Return the tokens at which `generate` ends."""
+    named = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
+    return named if isinstance(named, list) else [] if named is None else [named]
+
+
 MIXTRAL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
 MIXTRAL.update({"num_key_value_heads": 2, "num_local_experts": 2, "vocab_size": 101})
 
@@ -165,6 +171,9 @@ def test_weights_come_back_as_they_were(
     settings = json.loads((out / "config.json").read_text())
     assert settings["architectures"] == [type(policy.causal).__name__]
     assert settings["dtype"] == "float32"
+    # `generate` ends where training ended answers: at the end of the tokenizer, here another one than the folder's.
+    own, named = ends_of(Path(folder)), ends_of(out)
+    assert named == [*dict.fromkeys((*own, 1))]
     assert (len(list(out.glob("model-*-of-*.safetensors"))) > 1) == bool(file_bytes)
 
 
