@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
@@ -102,13 +102,16 @@ class _Imported(NamedTuple):
         return ExitCode.FAILED if self.converted.errors else ExitCode.OK
 
 
-def _file(source: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> Result:
+_Convert: TypeAlias = Callable[[Path, Path | None, Collection[Path]], _Imported]
+
+
+def _file(source: Path, out: Path | None, convert: _Convert) -> Result:
     from rlinf_cli.importing.convert import lines_of
     from rlinf_cli.importing.sources import IMPORTED
 
     target = out or source.with_name(source.stem + IMPORTED)
     target = target / (source.stem + ".yaml") if target is out and target.is_dir() else target
-    imported = convert(source, None if str(out) == "-" else target)
+    imported = convert(source, None if str(out) == "-" else target, {source.resolve()})
     converted = imported.converted
     if converted is not None or not console.verbosity.json:
         _show_findings(imported)
@@ -121,7 +124,7 @@ def _file(source: Path, out: Path | None, convert: Callable[[Path, Path | None],
     return Result(converted.text.rstrip("\n"), record, imported.exit_code, (summary,))
 
 
-def _folder(folder: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> Result:
+def _folder(folder: Path, out: Path | None, convert: _Convert) -> Result:
     from rlinf_cli.importing.sources import IMPORTED, SCRIPT_ENDINGS, instead_of_script, job_files
     from rlinf_core.errors import ConfigError
 
@@ -137,10 +140,12 @@ def _folder(folder: Path, out: Path | None, convert: Callable[[Path, Path | None
             help=instead_of_script(str(scripts[0])) if scripts else "name the folder with the main files of jobs",
         )
     imported: list[_Imported] = []
+    kept = {source.resolve() for source in jobs}
     for source in jobs:
         inside = source.relative_to(folder)
         target = source.with_name(source.stem + IMPORTED) if out is None else out / inside.with_suffix(".yaml")
-        imported.append(convert(source, target))
+        imported.append(convert(source, target, kept))
+        kept.add(target.resolve())
     code = max((result.exit_code for result in imported), key=lambda code: code is not ExitCode.OK)
     aside = others and not console.verbosity.json
     notes = (f"{len(others)} other YAML files are fragments of these, or not job files",) if aside else ()
@@ -148,9 +153,15 @@ def _folder(folder: Path, out: Path | None, convert: Callable[[Path, Path | None
 
 
 def _import(
-    source: Path, target: Path | None, *, overrides: Sequence[str], search_path: Sequence[str], replace: bool
+    source: Path,
+    target: Path | None,
+    kept: Collection[Path],
+    *,
+    overrides: Sequence[str],
+    search_path: Sequence[str],
+    replace: bool,
 ) -> _Imported:
-    """Convert one file and write it."""
+    """Convert one file and write it; `kept` are files that `replace` does not overwrite."""
     from rlinf_cli.importing.convert import convert
     from rlinf_cli.importing.sources import read_job
     from rlinf_core.errors import ConfigError, RLinfError
@@ -162,8 +173,8 @@ def _import(
             return _Imported(source, findings=findings)
         converted = convert(file, os.environ)
         if target is not None:
-            if target.exists() and (not replace or target.samefile(source)):
-                instead = "" if target.samefile(source) else ", or overwrite it with `--replace`"
+            if target.exists() and (not replace or target.resolve() in kept):
+                instead = "" if target.resolve() in kept else ", or overwrite it with `--replace`"
                 raise ConfigError(f"`{target}` already exists", help=f"name another file with `-o`{instead}")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)

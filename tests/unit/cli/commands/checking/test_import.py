@@ -129,6 +129,16 @@ def test_a_folder_goes_on_after_a_bad_file(cli: Cli, tmp_path: Path, job: Path) 
     assert ".rlinf.yaml" not in again.out
 
 
+@pytest.mark.parametrize("out", [None, "ours", "."])
+def test_a_folder_replaces_none_of_its_own_files(cli: Cli, tmp_path: Path, job: Path, out: str | None) -> None:
+    twin = text_file(job.with_suffix(".yml"), job.read_text())
+    target = () if out is None else ("-o", str(job.parent / out))
+    ended = cli("import", str(job.parent), *target, "--replace")
+    assert ended.code == 2
+    assert ended.out.count("already exists") == (2 if out == "." else 1)
+    assert job.read_text() == twin.read_text()
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
