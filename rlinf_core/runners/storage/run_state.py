@@ -240,7 +240,7 @@ class Mark(FileModel):
 
 def outside(run: Path, state: RunState) -> Path | None:
     """Return the folder of a run's checkpoints if it is outside of the run's folder; else None."""
-    path = Path(os.path.normpath(run / state.checkpoints))
+    run, path = Path(os.path.normpath(run)), Path(os.path.normpath(run / state.checkpoints))
     return None if path.is_relative_to(run) and path != run else path
 
 

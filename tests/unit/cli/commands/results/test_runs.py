@@ -161,6 +161,12 @@ class TestPrune:
         assert [name for name, run in runs.items() if run.path.exists()] == ["good", "sums", "live"]
         assert (Path("runs") / "notes").is_dir()
 
+    def test_a_path_with_dots_is_the_same_run(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        name = runs["good"].path.name
+        direct, around = (json.loads(cli("runs", "prune", run, "--json").out) for run in (name, f"runs/../runs/{name}"))
+        assert around["runs"][0]["checkpoints_elsewhere"] is None
+        assert around["bytes"] == direct["bytes"]
+
     def test_what_stays_is_not_called_deleted(
         self, cli: Cli, runs: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch
     ) -> None:
