@@ -60,7 +60,7 @@ def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[
         raise
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text.rstrip() else ""
-        raise BadJsonError(f"is not JSON: {error.msg} at {line}column {error.colno}") from None
+        raise BadJsonError(f"is not JSON: {error.msg.removesuffix(' at')} at {line}column {error.colno}") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError:

@@ -136,6 +136,7 @@ def test_what_json_holds_comes_back(value: object) -> None:
     ("text", "fault"),
     [
         ("{", "is not JSON: Expecting property name enclosed in double quotes at column 2"),
+        ('{"a": "b', "is not JSON: Unterminated string starting at column 7"),
         ("\n[1,\n 2}", "is not JSON: Expecting ',' delimiter at line 3, column 3"),
         ("", "is not JSON"),
         ("NaN", "holds NaN"),
