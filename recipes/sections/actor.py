@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from recipes.sections.values import one_or_many
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
 from rlinf_core.config.sections.values import (
     GroupName,
@@ -18,7 +19,12 @@ from rlinf_core.config.sections.values import (
 )
 from rlinf_core.scalars import Bool, Float, Text
 
+# What peft calls all linear layers except the last.
+ALL_LINEAR: Final = ("all-linear",)
 Decay = Annotated[Float, Field(ge=0, lt=1)]
+
+
+_LAYERS_SCHEMA = WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}})
 
 
 class LoraSettings(ConfigModel):
@@ -26,8 +32,9 @@ class LoraSettings(ConfigModel):
 
     rank: Count = Field(default=16, description="Rank of the adapters.")
     alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapters (alpha), divided by the rank.")
-    target_modules: tuple[Text, ...] = Field(
-        default=(), description="Names of the layers that get adapters. Default: all linear layers except the last."
+    target_modules: Annotated[tuple[Text, ...], BeforeValidator(one_or_many), _LAYERS_SCHEMA] = Field(
+        default=(),
+        description="Names of the layers that get adapters, or all-linear. Default: all linear layers except the last.",
     )
 
 

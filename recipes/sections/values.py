@@ -85,8 +85,8 @@ def _files(path: str, words: tuple[str, ...]) -> list[str]:
 
 
 def one_or_many(value: Any) -> Any:
-    """Return a list unchanged, and any other value as a list of one."""
-    return cast("list[Any]", value) if isinstance(value, list) else [value]
+    """Return a list or a tuple unchanged, and any other value as a list of one."""
+    return cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
 
 
 _SCALAR = ["string", "number", "boolean"]

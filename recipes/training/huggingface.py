@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from recipes.sections.actor import LoraSettings
+from recipes.sections.actor import ALL_LINEAR, LoraSettings
 from recipes.sections.model_folders import SETTINGS, fault_of_adapter, read_object
 from recipes.training.reading.tied_weights import names_of_one_tensor, require_finite, settle_ties
 from recipes.training.without_memory import seemingly_on_host
@@ -295,11 +295,12 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
     require_version("peft")
     kind = type(model).__name__
     layers = [name for name, _ in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())]
-    for target in config.target_modules:
+    named = config.target_modules if config.target_modules != ALL_LINEAR else ()
+    for target in named:
         if not any(name == target or name.endswith(f".{target}") for name in layers):
             why = f"it has no layer `{excerpt(target, 60)}`"
             raise ConfigError(f"LoRA cannot be added to `{kind}`", why=why, help=_TARGETS)
-    targets = list(config.target_modules) or _linear_layers(model) or "all-linear"
+    targets = list(named) or _linear_layers(model) or "all-linear"
     settings = LoraConfig(
         r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type=cast("Any", task_type)
     )

@@ -29,7 +29,7 @@ Level = Literal["token_level", "action_level", "chunk_level"]
 
 def _or_never(value: int) -> int:
     if value < 1 and value != -1:
-        raise problem("bad-value", f"must be at least 1, or -1 for never, found `{value}`")
+        raise problem("bad-value", f"must be at least 1, or -1, found `{value}`")
     return value
 
 

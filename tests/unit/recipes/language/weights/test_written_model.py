@@ -247,6 +247,7 @@ def test_adapters_that_cannot_be_written_are_refused(
         ("Qwen2", "tied", "q_proj mlp.up_proj", "q_proj up_proj"),
         ("Qwen2", "unequal", "q_proj lm_head", "q_proj lm_head"),
         ("Qwen2", "tied", "", "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+        ("Qwen2", "tied", "all-linear", "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
         ("Mixtral", "untied", "", "q_proj k_proj v_proj o_proj"),
     ],
 )
