@@ -41,11 +41,15 @@ class OurError(Exception):
 
 class Listener(Worker):
     def say(self, group: str) -> None:
+        """Send a word, and return once the next one is waited for."""
         self.send("a word", group, 0)
+        self.recv(group, 0)
 
     def hear_two(self, group: str) -> None:
         self.recv(group, 0)
-        self.recv(group, 0)
+        second = self.recv(group, 0, async_op=True)
+        self.send("go on", group, 0)
+        second.wait()
 
 
 class Unpicklable(Exception):  # noqa: N818
