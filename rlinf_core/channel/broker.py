@@ -30,7 +30,7 @@ from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Ef
 from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError
 from rlinf_core.suggest import quoted

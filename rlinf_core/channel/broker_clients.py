@@ -16,7 +16,7 @@ from rlinf_core.collective import memory_budget
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.collective.work import Work
 from rlinf_core.waiting import OperationKind
 

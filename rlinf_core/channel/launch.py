@@ -16,7 +16,7 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, Settings, advertised_on
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.node import stacks

@@ -12,7 +12,7 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout, key_of
 from rlinf_core.channel.mailbox import ClientMailbox
 from rlinf_core.channel.queue_state import Reason
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, ChannelError, CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind

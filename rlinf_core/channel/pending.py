@@ -22,7 +22,7 @@ from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, Reques
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.message import Encoded
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.failures import PackedError
 from rlinf_core.process import tracing
 from rlinf_core.waiting import OperationKind, spin

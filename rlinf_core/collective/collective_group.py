@@ -14,7 +14,7 @@ from rlinf_core.collective.messages.frame import Flag
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.messages.torch_payload import TensorTarget, tensor_parts
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import PostedReceive
+from rlinf_core.collective.transfer.received_messages import PostedReceive
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.process import tracing

@@ -25,7 +25,7 @@ from rlinf_core.collective.messages.message import Encoded, FallbackDumps, Messa
 from rlinf_core.collective.transfer.forwarder import Forwarder
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import Explain, PeerStreams, died
-from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive
+from rlinf_core.collective.transfer.received_messages import Backlog, PostedReceive
 from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import WaitTable, Work

@@ -298,19 +298,16 @@ else:
 
 
 def _as_written(options: BaseModel) -> dict[str, Any]:
-    return _kept(options.model_dump(mode="json", exclude_unset=True), options)
+    return _plain(options.model_dump(exclude_unset=True))
 
 
-def _kept(plain: Any, value: Any) -> Any:
-    """Return the plain form of a value with what JSON lacks: texts that say more, as names of the hub, and infinity."""
-    if isinstance(value, str) and type(value) is not str and not isinstance(value, Enum):
-        return value
-    if isinstance(plain, dict) and isinstance(value, BaseModel | Mapping):
-        within: dict[str, Any] = dict(cast("Any", value))
-        return {name: _kept(item, within.get(name)) for name, item in cast("dict[str, Any]", plain).items()}
-    if isinstance(plain, list) and isinstance(value, list | tuple):
-        return [*map(_kept, cast("list[Any]", plain), cast("list[Any]", value))]
-    return float(value) if plain is None and isinstance(value, float) else cast("Any", plain)
+def _plain(value: Any) -> Any:
+    """Return data as a file has it: lists, and names of choices; texts that say more, as names of the hub, stay."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [*map(_plain, cast("Sequence[Any]", value))]
+    return value.value if isinstance(value, Enum) else value
 
 
 def _unchanged(value: Any) -> Any:

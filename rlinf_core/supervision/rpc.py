@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.errors import RLinfError
 from rlinf_core.failures import PackedError
 from rlinf_core.waiting import OperationKind, stretched

@@ -11,7 +11,7 @@ from rlinf_core.collective.messages.frame import Flag
 from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message
 from rlinf_core.collective.messages.payload import HostPart
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.collective.transfer.sender import Sender, shared_body
 from rlinf_core.collective.work import Work
 

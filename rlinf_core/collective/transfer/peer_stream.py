@@ -15,7 +15,7 @@ from typing import Any
 
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.endpoint_info import Resolver
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, fits
+from rlinf_core.collective.transfer.received_messages import PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError
 

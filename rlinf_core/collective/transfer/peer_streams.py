@@ -13,7 +13,7 @@ from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream
-from rlinf_core.collective.transfer.received_message import Backlog
+from rlinf_core.collective.transfer.received_messages import Backlog
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, PeerNotFoundError, WorkerDiedError
 

@@ -15,7 +15,7 @@ from rlinf_core.collective.messages.frame import PIECE, Flag, Frame, FrameError,
 from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.transfer.peer_stream import PeerStream, StaleMessageError
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
-from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive, ReceivedMessage, find_mismatch
+from rlinf_core.collective.transfer.received_messages import Backlog, PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
 

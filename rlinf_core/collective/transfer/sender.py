@@ -20,7 +20,7 @@ from rlinf_core.collective.messages.message import (
 from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 

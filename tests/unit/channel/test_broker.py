@@ -20,7 +20,7 @@ from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint_info import StaticResolver
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import Stage

@@ -15,7 +15,7 @@ from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
-from rlinf_core.collective.transfer.received_message import Backlog, ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import Backlog, ReceivedMessage
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError, WorkerDiedError

@@ -24,10 +24,10 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
 from rlinf_core.collective.messages.message import encode
-from rlinf_core.collective.transfer import received_message, receiver
+from rlinf_core.collective.transfer import received_messages, receiver
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
-from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive, ReceivedMessage
+from rlinf_core.collective.transfer.received_messages import Backlog, PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.transfer.sender import shared_body
 from rlinf_core.collective.work import WaitTable, Work
@@ -171,7 +171,7 @@ def test_buffer_is_left_alone_where_no_memory_is(wired: Wired, monkeypatch: pyte
     buffer = np.zeros(SIZE, np.uint8)
     work = wired.group.recv_tensor(buffer, THERE, async_op=True)
     far = half_of_a_message(wired, buffer)
-    monkeypatch.setattr(received_message, "private_memory", none)
+    monkeypatch.setattr(received_messages, "private_memory", none)
     assert work.fail(CancelledOperationError("given up"))
     buffer.fill(1)
     far.sendall(SEVENS.tobytes()[SIZE // 2 :])
@@ -432,7 +432,7 @@ def test_replaced_connection_is_not_sent_through(replaced: bool) -> None:
 def test_replaced_connection_is_read_to_its_end_at_once(
     make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(received_message, "_SLICE", 60.0)
+    monkeypatch.setattr(received_messages, "_SLICE", 60.0)
     pair = make_pair(tcp=False, inbox_messages=2)
     for number in range(6):
         pair.there.send(number, HERE)
@@ -497,7 +497,7 @@ def test_bodies_that_are_read_at_once_share_the_limit(wired: Wired, monkeypatch:
 
 
 def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(received_message, "_SLICE", 20.0)
+    monkeypatch.setattr(received_messages, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=4, inbox_bytes=1000))
     looks: list[int] = []
     ended: list[int] = []
@@ -528,7 +528,7 @@ def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.Mon
 
 
 def test_taken_bytes_wake_whom_they_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(received_message, "_SLICE", 20.0)
+    monkeypatch.setattr(received_messages, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=100, inbox_bytes=1000))
     connection: Any = SimpleNamespace(backlog=0, closed=False, peer=SimpleNamespace(incarnation="one"))
     messages = [ReceivedMessage(Frame(FrameKind.MESSAGE, head=bytes(100))) for _ in range(11)]

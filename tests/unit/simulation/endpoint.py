@@ -12,7 +12,7 @@ from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
-from rlinf_core.collective.transfer.received_message import Backlog
+from rlinf_core.collective.transfer.received_messages import Backlog
 from rlinf_core.collective.transfer.receiver import Handler, Receiver
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import WorkerDiedError

@@ -29,7 +29,7 @@ def travel(obj: object, **options: Any) -> Any:
     body = memoryview(bytearray(message.body_size))
     message.gather(body)
     from rlinf_core.collective.messages.message import EncodedBody
-    from rlinf_core.collective.transfer.received_message import ReceivedMessage
+    from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 
     return ReceivedMessage(message.frame(0, 1, EncodedBody(size=message.body_size)), body).load()
 
