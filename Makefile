@@ -79,7 +79,7 @@ bench: setup ## measure every promise, as ratios in one run
 
 # GPU_PYTHON=python3 takes an interpreter that has torch, transformers, pydantic, ruamel.yaml, typer, rich and pytest.
 gpu: $(if $(GPU_PYTHON),,setup) ## tests and benchmarks on an NVIDIA GPU
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu tests/unit/recipes/training/state/test_state.py
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu tests/unit/recipes/training/weights/test_state.py
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.language.on_gpu
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks

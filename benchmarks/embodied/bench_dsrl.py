@@ -29,8 +29,8 @@ from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.storage import Transitions
 from recipes.sections.actor import FsdpConfig
-from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
+from recipes.training.weights.training_state import TrainingState
 
 SPEC, CHUNK, CHUNKS, ENVS, SPEED = EnvSpec(4, 2), 4, 3, 32, 0.15
 

@@ -42,7 +42,7 @@ def take_part(rank: int, count: int, kind: str, precision: str, folder: Path) ->
     from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
     from recipes.embodied.learning.policy_precision import computing
     from recipes.embodied.workers.actor_base import PolicyActor
-    from recipes.training.state.training_state import TrainingState
+    from recipes.training.weights.training_state import TrainingState
     from rlinf_core import load_job
 
     torch.set_num_threads(1)

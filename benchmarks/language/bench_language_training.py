@@ -31,7 +31,7 @@ from recipes.language.learning.micro_batches import MicroBatches
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.sections.actor import OptimConfig
-from recipes.training.optim.optimizer import make_optimizer
+from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import ParallelStrategy
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
 from rlinf_core.algorithms.loss_inputs import LossSettings

@@ -11,7 +11,7 @@ from typing import Final
 from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.harbor.task_folder import find_tasks, memory_of
 from recipes.language.language_memory import Sizes, component_forecasts
-from recipes.training.memory_parts import WORKER
+from recipes.training.without_memory import WORKER
 from rlinf_core import ConfigError
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.job.recipe import ProcessForecast

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.names import MODES, Flip
-from recipes.demonstrations.shape import DatasetShape, check_alike
+from recipes.demonstrations.columns import MODES, DatasetError, DatasetShape, Flip, check_alike
 from recipes.training.arrays import Array
 
 

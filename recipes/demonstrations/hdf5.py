@@ -10,10 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.columns import END_ROLES, DatasetError, Flip, Role, column_of, is_depth, needed
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows, ends_of, truths
 from recipes.demonstrations.hdf5_contents import Attributes, check_contents, check_numbers, take_column
-from recipes.demonstrations.names import END_ROLES, Flip, Role, column_of, is_depth
 from recipes.training.arrays import Array
 from rlinf_core.foreign.budget import Budget, OverBudgetError
 

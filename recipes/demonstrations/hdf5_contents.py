@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.training.arrays import Array
 from rlinf_core.foreign.budget import Budget
 from rlinf_core.foreign.strict_json import BadJsonError, load_json

@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError, Role
 from recipes.demonstrations.demonstrations import Demonstrations, joined
 from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS
-from recipes.demonstrations.names import Role
 from rlinf_core.config.sections.hub_names import ensure_here
 from rlinf_core.suggest import short_repr
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.columns import DatasetError, needed
 from rlinf_core.foreign.budget import Budget
 from rlinf_core.foreign.files import write_fault
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.lerobot.set_info import read_info
 from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig, PolicyJob
 from recipes.embodied.config.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
@@ -32,7 +32,8 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import algorithm_of
 from recipes.embodied.off_policy.sources import transition_spec
-from recipes.training.memory_parts import (
+from recipes.training.weights.weight_sync import PIECE_BYTES
+from recipes.training.without_memory import (
     FORWARD,
     PLAIN,
     TORCH,
@@ -44,7 +45,6 @@ from recipes.training.memory_parts import (
     parameter_bytes,
     shard_parts,
 )
-from recipes.training.weights.weight_sync import PIECE_BYTES
 from rlinf_core import ConfigError
 from rlinf_core.job.recipe import ProcessForecast
 

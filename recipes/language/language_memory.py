@@ -20,8 +20,8 @@ from recipes.language.loop.worker_groups import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.language.models.packing import MOST_OTHERS
 from recipes.sections.actor import FsdpConfig
-from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from recipes.training.typed_tensors import DTYPES
+from recipes.training.without_memory import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from rlinf_core.job.recipe import ProcessForecast
 from rlinf_core.runners.runner import NEVER
 

@@ -13,7 +13,10 @@ from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.sections.actor import FsdpConfig
 from recipes.training.huggingface import check_folder, config_of, first_line, require_transformers, with_lora
-from recipes.training.memory_parts import (
+from recipes.training.tied_weights import settle_ties
+from recipes.training.typed_tensors import DTYPES
+from recipes.training.weights.weight_sync import PIECE_BYTES
+from recipes.training.without_memory import (
     BLOCK_ON_ACCELERATOR,
     FORWARD,
     block_parameters,
@@ -21,9 +24,6 @@ from recipes.training.memory_parts import (
     held_in_blocks,
     parameter_bytes,
 )
-from recipes.training.reading.tied_weights import settle_ties
-from recipes.training.typed_tensors import DTYPES
-from recipes.training.weights.weight_sync import PIECE_BYTES
 from rlinf_core import ConfigError
 
 # The number of float32 tensors with the size of the logits, in training and sampling.

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from recipes.sections.section_options import check_names
-from recipes.sections.values import KnownOrOwn
+from recipes.sections.values import KnownOrOwn, check_names
 from rlinf_core import ConfigError, ConfigModel, Count, Fraction
 from rlinf_core.algorithms.options import option_names, options_model_of
 from rlinf_core.config.sections.values import LossAggregation, NonNegativeFloat

@@ -1,4 +1,4 @@
-"""Rules between values of a job that several recipes share: divisibility of sizes, and required placements.
+"""Rules between values of a job that several recipes share: divisible sizes, required placements, shared accelerators.
 
 A recipe's rules are a function `check(config, world_sizes, report)`: the validated file, the number of processes of
 each component (None if unknown offline), and the recipient of findings. An invalid value has its default in `config`,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
@@ -74,6 +74,31 @@ def check_sections(
     save_path = getattr(getattr(config, "actor", None), "checkpoint_save_path", None)
     if save_path is not None:
         _check_output(("actor", "checkpoint_save_path"), save_path, report)
+
+
+def share_accelerators(config: Any, one: str, other: str) -> bool:
+    """Return whether two placed components have a declared accelerator in common."""
+    cluster = config.cluster
+    nodes = cluster.num_nodes
+    declared = {
+        group.label: tuple(group.node_ranks.resolve(nodes))
+        for group in cluster.node_groups or ()
+        if group.accelerators is not None
+    }
+    if declared:
+        # A component without a node group may use the accelerators of all nodes.
+        declared.setdefault("cluster", tuple(range(nodes)))
+    # Compared by nodes, since several labels may name the same nodes with other interpreters. None: all accelerators.
+    used: list[list[tuple[tuple[int, ...], range | None]]] = []
+    for name in (one, other):
+        entry = cluster.component_placement[name]
+        groups = [declared[label] for label in entry.node_group or ("cluster",) if label in declared]
+        used.append([(ranks, part.resources) for ranks in groups for part in entry.placement.parts])
+    return any(
+        ranks == others and (mine is None or theirs is None or not set(mine).isdisjoint(theirs))
+        for ranks, mine in used[0]
+        for others, theirs in used[1]
+    )
 
 
 def check_components(

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError, DatasetShape
 from recipes.demonstrations.lerobot.set_info import DATA_FILES, HDF5_ENDINGS, read_info
-from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.embodied_memory import (
     env_forecast,
     environment_spec,

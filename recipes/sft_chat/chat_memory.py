@@ -9,7 +9,7 @@ from typing import Final
 from recipes.language.language_memory import gathered_parts
 from recipes.language.model_sizes import model_sizes
 from recipes.sft_chat.config import ChatConfig
-from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
+from recipes.training.without_memory import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from rlinf_core.job.recipe import ProcessForecast
 
 # Bytes in memory per byte of a conversation file: rows as objects, and their tokens.

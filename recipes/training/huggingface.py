@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.sections.actor import ALL_LINEAR, LoraSettings
 from recipes.sections.model_folders import SETTINGS, fault_of_adapter, read_object
-from recipes.training.reading.tied_weights import names_of_one_tensor, require_finite, settle_ties
+from recipes.training.tied_weights import names_of_one_tensor, require_finite, settle_ties
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
 from rlinf_core.config.sections.hub_names import ensure_here, stay_offline

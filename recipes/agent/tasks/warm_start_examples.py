@@ -18,7 +18,7 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.answers.sequences import undrawn
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.text_tokens import TextTokens
-from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.worker_parts import Purpose, derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -28,7 +28,7 @@ from recipes.language.data.text_tokens import mended
 from recipes.language.loop.generation import orders_key
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.language.rewards.functions import finite
-from recipes.training.comparing_worker import ComparingWorker
+from recipes.training.worker_parts import ComparingWorker
 from rlinf_core import WorkerGroup
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.failures import text_of

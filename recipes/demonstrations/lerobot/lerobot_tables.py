@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.columns import DatasetError, needed
 from recipes.demonstrations.demonstrations import Rows
 from recipes.demonstrations.lerobot.episode_list import Episode
 from recipes.demonstrations.lerobot.set_files import (

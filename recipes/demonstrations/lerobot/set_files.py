@@ -9,7 +9,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.columns import DatasetError, needed
 from recipes.demonstrations.lerobot.set_info import (
     DATA_FILES,
     EPISODE_LINES,
@@ -18,7 +18,7 @@ from recipes.demonstrations.lerobot.set_info import (
     TASKS,
     DatasetInfo,
 )
-from recipes.training.reading.parquet_claims import take_parquet
+from recipes.training.parquet_claims import take_parquet
 from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, wide_encoding

@@ -10,9 +10,17 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.names import ACTION, STATE, Role, camera_names, column_of, is_depth, state_of
-from recipes.demonstrations.shape import DatasetShape
+from recipes.demonstrations.columns import (
+    ACTION,
+    STATE,
+    DatasetError,
+    DatasetShape,
+    Role,
+    camera_names,
+    column_of,
+    is_depth,
+    state_of,
+)
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 

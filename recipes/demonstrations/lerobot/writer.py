@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.columns import DatasetError, needed
 from recipes.demonstrations.demonstrations import Statistics
 from recipes.demonstrations.lerobot.set_info import (
     CHUNK_SIZE,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.pictures import decoded, read_video
 from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup, taken_at
 

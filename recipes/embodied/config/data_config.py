@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 
-from recipes.demonstrations.names import Flip
+from recipes.demonstrations.columns import Flip
 from recipes.sections.values import as_data, one_or_many
 from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import DataPath, NonNegativeInt, PositiveFloat

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.names import camera_like
-from recipes.demonstrations.shape import DatasetShape
+from recipes.demonstrations.columns import DatasetError, DatasetShape, camera_like
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.env_spec import EnvSpec

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DONE, REWARD, SUCCESS, TRUNCATED, DatasetError, Flip
 from recipes.demonstrations.demonstrations import Demonstrations, joined
+from recipes.demonstrations.first_comparison import PicturesShown, thumbnails
 from recipes.demonstrations.load_set import read_demonstrations
-from recipes.demonstrations.names import DONE, REWARD, SUCCESS, TRUNCATED, Flip
-from recipes.demonstrations.orientation import PicturesShown, thumbnails
 from recipes.training.arrays import Array
 
 if TYPE_CHECKING:

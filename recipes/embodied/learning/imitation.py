@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.data_facts import DataFacts, facts_of
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.orientation import PicturesShown
+from recipes.demonstrations.first_comparison import DataFacts, PicturesShown, facts_of
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
 from recipes.embodied.learning.data_fit import check_fits

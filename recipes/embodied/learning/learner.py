@@ -19,7 +19,7 @@ from recipes.embodied.learning.policy_precision import checked_evaluation, compu
 from recipes.embodied.learning.trajectory import leading, sum_to_level
 from recipes.sections.algorithm import own_names, refuse_unknown_options
 from recipes.training.arrays import REMEDY, NonFiniteError
-from recipes.training.optim.optimizer import of_values
+from recipes.training.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
 from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, broadcast_mask, broadcast_trailing

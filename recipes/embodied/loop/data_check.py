@@ -6,9 +6,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.data_facts import DataFacts, StartFacts
-from recipes.demonstrations.orientation import OrientationMatch, PicturesShown, Thumbnails, compared_orientations
+from recipes.demonstrations.columns import DatasetError
+from recipes.demonstrations.first_comparison import (
+    DataFacts,
+    OrientationMatch,
+    PicturesShown,
+    StartFacts,
+    Thumbnails,
+    compared_orientations,
+)
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.first_contact import FILE, SKIPPED, ContactCheck, Verdict, note_comparisons
 

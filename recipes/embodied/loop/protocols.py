@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from recipes.embodied.envs.env_spec import EnvError
-from recipes.training.comparing_worker import Comparing
+from recipes.training.worker_parts import Comparing
 
 # By name: the sum over episodes, and their number.
 EpisodeSums: TypeAlias = Mapping[str, tuple[float, int]]

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.pictures import write_video
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.running import SUCCESS

@@ -14,7 +14,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.folder_facts import saved_type
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
 from recipes.sections.algorithm import refuse_unknown_options
-from recipes.training.reading.tied_weights import require_finite
+from recipes.training.tied_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from recipes.embodied.models.normalization import Normalization
     from recipes.embodied.replay.storage import ReplayBatch
     from recipes.training.arrays import Array
-    from recipes.training.state.training_state import TrainingState
     from recipes.training.updater import Figures, Updater
+    from recipes.training.weights.training_state import TrainingState
     from rlinf_core import Loss
 
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base_policy import Inputs
     from recipes.embodied.models.critics import Critics
     from recipes.embodied.models.small.steered_policy import SteeredPolicy
-    from recipes.training.state.training_state import TrainingState
     from recipes.training.updater import Figures
+    from recipes.training.weights.training_state import TrainingState
     from rlinf_core import Loss
 
 # The name of the weights of critics of noise in a checkpoint.

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_facts import DataFacts, facts_of
-from recipes.demonstrations.orientation import PicturesShown
+from recipes.demonstrations.first_comparison import DataFacts, PicturesShown, facts_of
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_settings import (
@@ -50,9 +49,9 @@ from recipes.embodied.replay.buffer import ReplayBuffer, ReplayMixture
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.arrays import read_arrays
-from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.updater import SKIPPED, Figures
+from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import CheckpointError
 from rlinf_core.process import pacing
 

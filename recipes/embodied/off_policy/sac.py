@@ -78,7 +78,7 @@ class Sac(BootstrappedAlgorithm[Soft]):
     def __init__(self, *args: Any, **named: Any) -> None:
         import torch
 
-        from recipes.training.optim.optimizer import EagerAdamW
+        from recipes.training.optimizer import EagerAdamW
 
         super().__init__(*args, **named)
         device, target = next(self.policy.parameters()).device, self.settings.options.target_entropy

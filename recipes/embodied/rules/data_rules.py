@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError, DatasetShape, check_alike
 from recipes.demonstrations.lerobot.episode_list import read_episodes
 from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
-from recipes.demonstrations.shape import DatasetShape, check_alike
 from recipes.embodied.config import EmbodiedConfig, PolicyJob
 from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig
@@ -150,7 +149,7 @@ def _lerobot(source: DataSource, at: Path, report: Report) -> DatasetInfo:
     dtypes = {feature.dtype for feature in info.features.values()}
     needs = ["pyarrow", *(["av"] if "video" in dtypes else []), *(["PIL"] if "image" in dtypes else [])]
     if _check_packages(path, needs, at, report) and "video" in dtypes:
-        from recipes.demonstrations.lerobot.lerobot_cameras import check_videos  # it needs numpy
+        from recipes.demonstrations.lerobot.lerobot_set import check_videos  # it needs numpy
 
         try:
             check_videos(folder, info, read_episodes(folder, info))

@@ -21,9 +21,16 @@ from recipes.embodied.rules.option_rules import (
     check_running_statistics,
 )
 from recipes.sections.algorithm import ADVANTAGES
-from recipes.sections.checks import Report, WorldSizes, blame, check_sections, is_given, near_multiples
+from recipes.sections.checks import (
+    Report,
+    WorldSizes,
+    blame,
+    check_sections,
+    is_given,
+    near_multiples,
+    share_accelerators,
+)
 from recipes.sections.imports import check_import, check_own_algorithm
-from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path, format_path
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.columns import DatasetError, needed
 from recipes.demonstrations.pictures import write_video
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EvalEnvironmentConfig
@@ -23,7 +23,7 @@ from recipes.embodied.loop.frames import FPS, EpisodeFrames
 from recipes.embodied.loop.videos import nothing_to_see, pick_per_outcome, tiled, write_videos
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
-from recipes.training.state.state_checkpoint import ACTOR
+from recipes.training.weights.state_checkpoint import ACTOR
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.step_clock import Stopwatch

@@ -9,9 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from recipes.demonstrations.lerobot.set_info import Feature
-from recipes.demonstrations.lerobot.writer import DatasetWriter, check_new
-from recipes.demonstrations.names import (
+from recipes.demonstrations.columns import (
     ACTION,
     DONE,
     FRAME_AGE,
@@ -22,6 +20,8 @@ from recipes.demonstrations.names import (
     SUCCESS,
     TRUNCATED,
 )
+from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.writer import DatasetWriter, check_new
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import SOURCES

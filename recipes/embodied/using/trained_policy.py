@@ -18,7 +18,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.policy_folder import DESCRIPTION, is_policy_folder, load_trained, read_description
 from recipes.embodied.models.registry import make_model
 from recipes.training.arrays import Array, all_finite
-from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.config.validating.validation_messages import refusals
 

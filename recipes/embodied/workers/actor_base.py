@@ -15,8 +15,7 @@ from typing import Final, Generic, TypeVar
 import torch
 from torch import nn
 
-from recipes.demonstrations.data_facts import DataFacts
-from recipes.demonstrations.orientation import PicturesShown
+from recipes.demonstrations.first_comparison import DataFacts, PicturesShown
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
@@ -28,16 +27,20 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import keep_loaded, load_normalization, load_trained, write_description
 from recipes.embodied.models.registry import make_model
-from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.host_memory import keep_freed_memory, release_host_memory
-from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource
-from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded
-from recipes.training.state.state_checkpoint import ACTOR
-from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import check_weights
+from recipes.training.weight_sources import WeightsOfRankZero, WeightSource
+from recipes.training.weights.state_checkpoint import ACTOR
+from recipes.training.weights.training_state import TrainingState
 from recipes.training.weights.weight_sync import WeightSender, piece_messages, receiver_ranks
 from recipes.training.without_memory import hollow_copy, without_memory
+from recipes.training.worker_parts import (
+    ComparingWorker,
+    Purpose,
+    derive_seed,
+    keep_freed_memory,
+    release_host_memory,
+)
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 

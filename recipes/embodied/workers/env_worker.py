@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.demonstrations.data_facts import StartFacts
-from recipes.demonstrations.orientation import Thumbnails, thumbnails
+from recipes.demonstrations.first_comparison import StartFacts, Thumbnails, thumbnails
 from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
@@ -28,8 +27,7 @@ from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes, make_routes
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.training.arrays import NonFiniteError
-from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.host_memory import keep_freed_memory
+from recipes.training.worker_parts import ComparingWorker, keep_freed_memory
 from rlinf_core import ConfigError, Worker
 
 # Environments of a batch whose first images are compared with demonstrations.

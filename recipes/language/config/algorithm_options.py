@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from recipes.sections.section_options import unread_options
+from recipes.sections.values import unread_options
 from rlinf_core import ConfigModel, Fraction
 from rlinf_core.config.model import NoOptions
 from rlinf_core.config.sections.values import PositiveFloat

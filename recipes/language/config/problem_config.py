@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from recipes.sections.section_options import check_names, read_options, unread_options
-from recipes.sections.values import KnownOrOwn, TestFiles, WeightedFiles
+from recipes.sections.values import KnownOrOwn, TestFiles, WeightedFiles, check_names, read_options, unread_options
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys, Seed
 from rlinf_core.config.model import NoOptions, Options
 from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, PositiveFloat

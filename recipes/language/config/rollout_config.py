@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from recipes.sections.actor import RolloutConfig
-from recipes.sections.section_options import check_names, read_options, unread_options
+from recipes.sections.values import check_names, read_options, unread_options
 from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.model import NoOptions, Options
 from rlinf_core.config.sections.values import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.language.data.json_rows import WrittenFloat
-from recipes.training.reading.parquet_claims import take_parquet
+from recipes.training.parquet_claims import take_parquet
 from rlinf_core import ConfigError
 from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
 from rlinf_core.foreign.files import check_regular

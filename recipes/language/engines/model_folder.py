@@ -14,7 +14,7 @@ from recipes.language.engines.own.merged_adapter import adapted_layers
 from recipes.language.models.architecture import stretched
 from recipes.language.models.load_model import hollow_causal
 from recipes.sections.model_folders import read_settings
-from recipes.training.reading.tied_weights import names_of_one_tensor
+from recipes.training.tied_weights import names_of_one_tensor
 from rlinf_core.config.sections.hub_names import ensure_here
 
 

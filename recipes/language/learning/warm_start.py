@@ -24,19 +24,19 @@ from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import METHODS, AnswerModel, LanguagePolicy, checkpoint_decoder
 from recipes.language.models.stand_in_policy import StandInLanguagePolicy, Zeros
 from recipes.training.huggingface import with_lora
-from recipes.training.initial.weight_sources import (
+from recipes.training.optimizer import EagerAdamW
+from recipes.training.sharding import is_sharded
+from recipes.training.typed_tensors import DTYPES, cast_weights, compute_dtype
+from recipes.training.weight_sources import (
     WeightsOfRankZero,
     WeightSource,
     fill_weights,
     stored_weights,
     within,
 )
-from recipes.training.optim.optimizer import EagerAdamW
-from recipes.training.seeding import Purpose, derive_seed
-from recipes.training.sharding import is_sharded
-from recipes.training.state.training_state import TrainingState
-from recipes.training.typed_tensors import DTYPES, cast_weights, compute_dtype
+from recipes.training.weights.training_state import TrainingState
 from recipes.training.without_memory import forget_weights, without_memory
+from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.process import pacing
 from rlinf_core.registry import import_target

@@ -44,7 +44,7 @@ from recipes.language.prompts.prompt_messages import (
     unlearned_prompts,
 )
 from recipes.language.prompts.prompt_plan import PromptPlan
-from recipes.training.comparing_worker import comparisons_of
+from recipes.training.worker_parts import comparisons_of
 from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFates

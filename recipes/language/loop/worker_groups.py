@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.prompts.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
-from recipes.training.comparing_worker import Comparing
+from recipes.training.worker_parts import Comparing
 from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup, WorkerGroupHandle
 from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference

@@ -12,8 +12,8 @@ import torch
 from recipes.language.config.language_config import SYMBOLS
 from recipes.sections.model_folders import named_stops
 from recipes.training.huggingface import first_line, load_pretrained, load_tokenizer, require_transformers
-from recipes.training.initial.weight_sources import hollow_pretrained
 from recipes.training.typed_tensors import cast_weights
+from recipes.training.weight_sources import hollow_pretrained
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
-from recipes.training.initial.weight_sources import WeightSource
+from recipes.training.weight_sources import WeightSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

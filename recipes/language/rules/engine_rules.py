@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.rollout_config import BACKENDS, RESERVED_OPTIONS
-from recipes.sections.checks import Report, WorldSizes
+from recipes.sections.checks import Report, WorldSizes, share_accelerators
 from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
-from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core import JobConfig
 from rlinf_core.config.diagnostics import Severity
 

@@ -9,10 +9,9 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.problem_config import VERDICTS
 from recipes.language.rules.engine_rules import check_backend
 from recipes.language.rules.model_rules import faults_of_folder, faults_of_tokenizer, lacks_folder
-from recipes.sections.checks import Report
+from recipes.sections.checks import Report, share_accelerators
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, read_object
-from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core.config.tree import Path
 
 _MODEL: Path = ("judge", "model_path")

@@ -19,9 +19,9 @@ from recipes.language.models.fingerprint import fingerprint
 from recipes.language.models.load_model import hollow_causal, make_model, stop_token_ids
 from recipes.language.models.policy import AnswerModel
 from recipes.language.weights.written_model import LOADED, check_written, expected_logprobs
-from recipes.training.state.training_state import TrainingState
 from recipes.training.tensor_files import Described, TensorFile
 from recipes.training.typed_tensors import DTYPES
+from recipes.training.weights.training_state import TrainingState
 from recipes.training.weights.weight_sync import own_weights
 from recipes.training.without_memory import without_memory
 from rlinf_core import CheckpointError

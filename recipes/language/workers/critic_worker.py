@@ -13,11 +13,11 @@ from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import METHODS, ValueModel
 from recipes.language.workers.token_evaluation import EvaluationServer
 from recipes.language.workers.training_worker import TrainingWorker
-from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded
-from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import compute_dtype, explained_variance
+from recipes.training.weights.training_state import TrainingState
 from recipes.training.without_memory import move_what_has_memory
+from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import LossSettings
 
 

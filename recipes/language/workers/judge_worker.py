@@ -13,7 +13,7 @@ from recipes.language.judging.judge import Judge
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.workers.engine_stream import EngineStream
-from recipes.training.comparing_worker import ComparingWorker
+from recipes.training.worker_parts import ComparingWorker
 
 
 class JudgeWorker(ComparingWorker):

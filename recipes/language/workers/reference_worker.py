@@ -17,10 +17,10 @@ from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import METHODS, AnswerEval
 from recipes.language.rules.template_rules import vocabulary_difference
 from recipes.language.workers.token_evaluation import EvaluationServer
-from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.huggingface import load_tokenizer
 from recipes.training.sharding import is_sharded, parallelize
-from recipes.training.state.training_state import release_memory
+from recipes.training.weights.training_state import release_memory
+from recipes.training.worker_parts import ComparingWorker
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 

@@ -21,8 +21,8 @@ from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.language.rules.template_rules import require_conversations
 from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
 from recipes.language.workers.request_tracker import Answering
-from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.weights.weight_sync import receiver_ranks
+from recipes.training.worker_parts import ComparingWorker
 from rlinf_core.runners.storage.first_contact import Difference
 
 

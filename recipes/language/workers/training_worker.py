@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.policy import LanguagePolicy
-from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import SKIPPED, Figures
+from recipes.training.weights.training_state import TrainingState
+from recipes.training.worker_parts import ComparingWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

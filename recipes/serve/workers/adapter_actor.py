@@ -26,11 +26,11 @@ from recipes.serve.workers.adapters import (
     served_facts,
 )
 from recipes.serve.workers.datum_packing import LOSSES, data_logprobs, shares
-from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.optim.optimizer import EagerAdamW
+from recipes.training.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks
 from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.typed_tensors import pieces
+from recipes.training.worker_parts import ComparingWorker
 from rlinf_core import RLinfError, WorkerDiedError
 
 

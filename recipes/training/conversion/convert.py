@@ -19,11 +19,19 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from recipes.training.conversion.archives import FileSlice, load_archive, natural_numbers, parse_dtype, read_archive
-from recipes.training.conversion.pickles import LIMIT, Name, PickleReader
-from recipes.training.state.shard_files import about_shards, shard_name
-from recipes.training.state.state_checkpoint import VERSION
+from recipes.training.conversion.archives import (
+    LIMIT,
+    FileSlice,
+    Name,
+    PickleReader,
+    load_archive,
+    natural_numbers,
+    parse_dtype,
+    read_archive,
+)
 from recipes.training.tensor_files import Described, TensorFile, check_parts, check_shape, write_tensors
+from recipes.training.weights.shard_files import about_shards, shard_name
+from recipes.training.weights.state_checkpoint import VERSION
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import check_regular, open_regular, write_fault
 from rlinf_core.runners.storage.checkpoint import load_manifest

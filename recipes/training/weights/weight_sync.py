@@ -14,7 +14,7 @@ from typing import Final, Generic, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from recipes.training.reading.tied_weights import names_of_one_tensor
+from recipes.training.tied_weights import names_of_one_tensor
 from rlinf_core import RLinfError, Work, Worker
 
 # Tensors travel together up to this many bytes; a larger one travels alone. A message costs as much processor time as

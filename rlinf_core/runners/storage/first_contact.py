@@ -1,6 +1,6 @@
 """`first_contact.json` of a run folder: the comparisons made before the first step.
 
-Workers compare and keep the results (`comparing_worker`); the runner collects them and writes the file.
+Workers compare and keep the results (`ComparingWorker`); the runner collects them and writes the file.
 """
 
 from __future__ import annotations

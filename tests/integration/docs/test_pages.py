@@ -19,7 +19,7 @@ from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.using.exporting import export
-from recipes.training.state import state_checkpoint
+from recipes.training.weights import state_checkpoint
 from rlinf_core import Recipe
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job

@@ -19,7 +19,7 @@ from torch import Tensor
 from recipes.embodied.config.algorithm_config import ALGORITHMS
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
-from recipes.training.state.shard_files import ShardReader
+from recipes.training.weights.shard_files import ShardReader
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted, RunRestarted, WorkersRelaunched

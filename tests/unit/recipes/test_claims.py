@@ -20,7 +20,7 @@ import torch
 from starlette.requests import Request
 
 from recipes.agent.tools.search import read_corpus
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot.set_files import read_parquet
 from recipes.demonstrations.lerobot.set_info import INFO, read_info

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from recipes.training.state.shard_files import shard_name
+from recipes.training.weights.shard_files import shard_name
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.payloads import PAYLOADS, plant, plant_neighbours
 

@@ -24,7 +24,7 @@ from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.language.data.problem_sources import read_file
 from recipes.training.huggingface import config_of, load_pretrained, load_tokenizer
-from recipes.training.state import state_checkpoint
+from recipes.training.weights import state_checkpoint
 from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.job.load import load_job

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations, Ends, ends_of, joined
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter

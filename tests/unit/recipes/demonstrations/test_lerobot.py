@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.demonstrations import joined
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot, read_statistics
 from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.load_set import load_demonstrations, read_demonstrations
 from recipes.demonstrations.pictures import decoded, encoded, write_video
 from tests.known import known

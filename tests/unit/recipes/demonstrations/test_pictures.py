@@ -12,16 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError, Flip
 from recipes.demonstrations.demonstrations import flipped
-from recipes.demonstrations.lerobot import lerobot_cameras
-from recipes.demonstrations.lerobot.episode_list import read_episodes
-from recipes.demonstrations.lerobot.lerobot_cameras import check_videos
-from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
-from recipes.demonstrations.lerobot.set_info import Feature, read_info
-from recipes.demonstrations.lerobot.writer import DatasetWriter
-from recipes.demonstrations.names import Flip
-from recipes.demonstrations.orientation import (
+from recipes.demonstrations.first_comparison import (
     FLIPS,
     OrientationMatch,
     PicturesShown,
@@ -29,6 +22,11 @@ from recipes.demonstrations.orientation import (
     matched_orientation,
     thumbnails,
 )
+from recipes.demonstrations.lerobot import lerobot_set
+from recipes.demonstrations.lerobot.episode_list import read_episodes
+from recipes.demonstrations.lerobot.lerobot_set import check_videos, read_lerobot
+from recipes.demonstrations.lerobot.set_info import Feature, read_info
+from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.demonstrations.pictures import write_video
 
 
@@ -271,7 +269,7 @@ def test_of_many_videos_the_first_are_looked_into(tmp_path: Path, monkeypatch: p
     other.write_bytes(video.read_bytes())
     with pytest.raises(DatasetError, match="has 60 frames, but the episodes in it have 0 rows"):
         check_videos(folder, info, read_episodes(folder, info))
-    monkeypatch.setattr(lerobot_cameras, "LOOKED_INTO", 1)
+    monkeypatch.setattr(lerobot_set, "LOOKED_INTO", 1)
     check_videos(folder, info, read_episodes(folder, info))
 
 

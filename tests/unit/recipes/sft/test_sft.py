@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.orientation import PicturesShown, thumbnails
+from recipes.demonstrations.columns import DatasetError
+from recipes.demonstrations.first_comparison import PicturesShown, thumbnails
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_trained
@@ -329,7 +329,7 @@ def loop(
 ) -> Iterator[Callable[..., Loop]]:
     create = Channel.create
     monkeypatch.setattr(module.Channel, "create", lambda name: create(name, local=True))
-    for word in ("recipes.sft.sft_program", "rlinf_core.runners.runner", "recipes.training.comparing_worker"):
+    for word in ("recipes.sft.sft_program", "rlinf_core.runners.runner", "recipes.training.worker_parts"):
         monkeypatch.setattr(f"{word}.wait_together", lambda *calls: [call.wait() for call in calls])
     records: list[RunRecord] = []
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.training_state import TrainingState
 from tests.unit.recipes.two_processes import as_rank
 
 # Moments of few bits, by how weights are divided.

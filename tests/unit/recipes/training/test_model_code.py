@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.columns import DatasetError, needed
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import cache_name, config_of, load_pretrained, load_tokenizer, with_lora

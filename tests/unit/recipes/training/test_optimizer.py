@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig, ValueOptimConfig
-from recipes.training.memory_parts import shard_parts
-from recipes.training.optim.optimizer import (
+from recipes.training.optimizer import (
     ByteStateAdamW,
     EagerAdamW,
     apply_settings,
@@ -25,14 +24,15 @@ from recipes.training.optim.optimizer import (
     make_optimizer,
     round_at_random,
 )
-from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.training_state import TrainingState
+from recipes.training.without_memory import shard_parts
 
 # One training step of the actor's state, and which of torch's slow modules it has imported.
 START = """
 import sys, torch
 import recipes.embodied.workers.actor_worker
 from recipes.sections.actor import FsdpConfig, OptimConfig, ValueOptimConfig
-from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.training_state import TrainingState
 state = TrainingState(
     torch.nn.Linear(3, 2), OptimConfig(), FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu")
 )

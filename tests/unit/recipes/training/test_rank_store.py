@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistStoreError, PrefixStore
 
-from recipes.training.rank_store import RankStore
+from recipes.training.sharding import RankStore
 from tests.unit.supervision.rig import SECONDS, Job
 
 pytestmark = pytest.mark.security

@@ -16,8 +16,8 @@ from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
-from recipes.training.state import state_checkpoint
-from recipes.training.state.shard_files import shard_name
+from recipes.training.weights import state_checkpoint
+from recipes.training.weights.shard_files import shard_name
 from rlinf_cli.job.job_file import without_start, without_training_data
 from rlinf_cli.run.policies import checkpoint_of, find_run_folder
 from rlinf_core import RLinfError, load_policy

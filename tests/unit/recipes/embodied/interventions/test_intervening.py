@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.checks import EnvContractError

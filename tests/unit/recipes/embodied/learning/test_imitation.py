@@ -11,12 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError, DatasetShape
 from recipes.demonstrations.demonstrations import Demonstrations, flipped
+from recipes.demonstrations.first_comparison import thumbnails
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
-from recipes.demonstrations.orientation import thumbnails
-from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec, Observation

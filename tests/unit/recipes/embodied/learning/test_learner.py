@@ -18,7 +18,7 @@ from recipes.embodied.learning.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.feature_policy import MlpPolicy
 from recipes.training.arrays import NonFiniteError
-from recipes.training.optim.optimizer import make_optimizer
+from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError
 from rlinf_core import ConfigError

@@ -21,7 +21,7 @@ from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.actor_base import compile_training, missing_compiler
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.training_state import TrainingState
 from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, piece_messages
 from rlinf_core import ConfigError
 from tests.known import known

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.data_facts import DataFacts, StartFacts, facts_of
+from recipes.demonstrations.columns import DatasetError, Flip
 from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.names import Flip
-from recipes.demonstrations.orientation import PicturesShown, Thumbnails, thumbnails
+from recipes.demonstrations.first_comparison import (
+    DataFacts,
+    PicturesShown,
+    StartFacts,
+    Thumbnails,
+    facts_of,
+    thumbnails,
+)
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from tests.unit.recipes.demonstrations.test_pictures import scenes

@@ -24,8 +24,8 @@ from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.dsrl import Dsrl, DsrlSettings
 from recipes.embodied.off_policy.sources import transition_steps
 from recipes.sections.actor import FsdpConfig
-from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
+from recipes.training.weights.training_state import TrainingState
 from rlinf_core.errors import ConfigError
 from tests.known import known
 from tests.unit.recipes.embodied.models.lerobot import fake_lerobot

@@ -27,8 +27,8 @@ from recipes.embodied.off_policy.td3 import deterministic_policy_loss
 from recipes.embodied.off_policy.td3_bc import cloning_policy_loss
 from recipes.sections.actor import FsdpConfig
 from recipes.training.arrays import NonFiniteError
-from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
+from recipes.training.weights.training_state import TrainingState
 from rlinf_core import ConfigError
 from tests.known import known
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations, Ends
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config.data_config import DemonstrationsConfig

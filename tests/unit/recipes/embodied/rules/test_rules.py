@@ -18,7 +18,7 @@ from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.rules import camera_rules
 from recipes.embodied.rules.data_rules import check_given
-from recipes.training.state.shard_files import shard_name
+from recipes.training.weights.shard_files import shard_name
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import CheckpointError, load_job
 from rlinf_core.config.diagnostics import Diagnostic

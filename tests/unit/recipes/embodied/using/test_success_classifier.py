@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig

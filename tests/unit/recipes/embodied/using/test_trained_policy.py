@@ -19,7 +19,7 @@ from recipes.embodied.models.policy_folder import read_description, write_descri
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.using.exporting import export
 from recipes.embodied.using.trained_policy import load
-from recipes.training.state import state_checkpoint
+from recipes.training.weights import state_checkpoint
 from rlinf_core import CheckpointError, ConfigError, RLinfError, load_policy
 
 STATES = EnvSpec(5, 3)

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.demonstrations.data_facts import StartFacts
-from recipes.demonstrations.orientation import thumbnails
+from recipes.demonstrations.first_comparison import StartFacts, thumbnails
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec, Observation

@@ -15,8 +15,8 @@ from recipes.language.models.load_model import hollow_causal, load_model
 from recipes.language.models.policy import LanguagePolicy
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
-from recipes.training.initial.weight_sources import WeightsOfRankZero, fill_weights, stored_weights, within
-from recipes.training.reading.tied_weights import require_finite
+from recipes.training.tied_weights import require_finite
+from recipes.training.weight_sources import WeightsOfRankZero, fill_weights, stored_weights, within
 from recipes.training.without_memory import forget_weights, hollow_copy
 from rlinf_core import ConfigError
 

@@ -30,8 +30,8 @@ from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.critic_worker import LanguageCritic
 from recipes.language.workers.reference_worker import LanguageReference, LanguageTeacher
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
-from recipes.training.state.shard_files import ShardReader
-from recipes.training.state.training_state import TrainingState
+from recipes.training.weights.shard_files import ShardReader
+from recipes.training.weights.training_state import TrainingState
 from rlinf_core import ConfigError, RLinfError
 from tests.unit.recipes.language.in_threads import Hub, Post, in_thread
 from tests.unit.recipes.language.tiny import job_config

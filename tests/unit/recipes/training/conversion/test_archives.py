@@ -15,9 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.training.conversion import pickles
-from recipes.training.conversion.archives import FileSlice, load_archive, read_archive
-from recipes.training.conversion.pickles import PickleReader, check_plain
+from recipes.training.conversion import archives
+from recipes.training.conversion.archives import FileSlice, PickleReader, check_plain, load_archive, read_archive
 from tests.payloads import Payload, archived, code, pickled
 
 
@@ -245,7 +244,7 @@ def test_time_and_memory_are_in_proportion_to_the_stream() -> None:
     with pytest.raises(ValueError, match="more objects"):
         check_plain(PickleReader().read(doubled + b"."))
     with pytest.raises(ValueError, match="the limit is"):
-        PickleReader().read(bytes(pickles.LIMIT + 1))
+        PickleReader().read(bytes(archives.LIMIT + 1))
 
 
 def test_names_are_no_plain_values(tmp_path: Path) -> None:

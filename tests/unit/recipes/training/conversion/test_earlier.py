@@ -17,8 +17,8 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from recipes.training.conversion.convert import EarlierWeights, convert_checkpoint
-from recipes.training.state import state_checkpoint
 from recipes.training.tensor_files import below, read_tensors, write_tensors
+from recipes.training.weights import state_checkpoint
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners.storage.checkpoint import MANIFEST
 from tests.payloads import Payload, archived, pickled

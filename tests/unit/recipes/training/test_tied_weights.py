@@ -15,8 +15,8 @@ from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.models.load_model import hollow_causal, load_model
 from recipes.language.models.policy import LanguagePolicy, ValueModel
 from recipes.language.rules.model_rules import fault_of_ties
-from recipes.training.initial.weight_sources import fill_weights, stored_weights, within
-from recipes.training.reading.tied_weights import beneath_adapters, new_adapters
+from recipes.training.tied_weights import beneath_adapters, new_adapters
+from recipes.training.weight_sources import fill_weights, stored_weights, within
 from rlinf_core import ConfigError
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"

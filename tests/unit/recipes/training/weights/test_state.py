@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.optim.optimizer import move_state
-from recipes.training.state.training_state import TrainingState
+from recipes.training.optimizer import move_state
+from recipes.training.weights.training_state import TrainingState
 from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, piece_messages
 from rlinf_core import RLinfError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.training.state import state_checkpoint
-from recipes.training.state.shard_files import shard_name
+from recipes.training.weights import state_checkpoint
+from recipes.training.weights.shard_files import shard_name
 from rlinf_core.errors import CheckpointError
 
 SHARD = shard_name(1)

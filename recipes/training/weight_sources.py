@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recipes.training.huggingface import check_folder, config_of, require_transformers
-from recipes.training.reading.tied_weights import (
+from recipes.training.tensor_files import StoredTensor, stored_tensors
+from recipes.training.tied_weights import (
     beneath_adapters,
     by_names_of_model,
     names_of_one_tensor,
     require_finite,
     settle_ties,
 )
-from recipes.training.tensor_files import StoredTensor, stored_tensors
 from recipes.training.typed_tensors import is_shard
 from recipes.training.without_memory import replace_parameters, without_memory
 

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recipes.training.optim.optimizer import SmallStateAdamW
-from recipes.training.reading.tied_weights import beneath_adapters, new_adapters
+from recipes.training.optimizer import SmallStateAdamW
+from recipes.training.tied_weights import beneath_adapters, new_adapters
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import lacks_room, write_fault
 
 if TYPE_CHECKING:
-    from recipes.training.state.shard_files import ShardReader
+    from recipes.training.weights.shard_files import ShardReader
 
 ACTOR: Final = "actor"
 # Prefixes of names in the files: of weights, and of the optimizer's state of each weight; and the name of the version,
@@ -60,7 +60,7 @@ def save(
     """
     from torch.distributed.checkpoint import state_dict_saver
 
-    from recipes.training.state.shard_files import ShardWriter
+    from recipes.training.weights.shard_files import ShardWriter
 
     weights: dict[str, Tensor] = policy.state_dict()
     named = policy.named_parameters(remove_duplicate=False)
@@ -108,7 +108,7 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
 
 
 def _reader(folder: Path, component: str) -> ShardReader:
-    from recipes.training.state.shard_files import ShardReader
+    from recipes.training.weights.shard_files import ShardReader
 
     with _explained(_UNREAD, folder, _COPY):
         return ShardReader(folder / component)

@@ -1,12 +1,16 @@
-"""The names of columns in LeRobot, HIL-SERL, robomimic, Isaac Lab and openpi."""
+"""Columns of data sets: their names in LeRobot, HIL-SERL, robomimic, Isaac Lab and openpi, the sizes of rows, errors of
+data that do not fit, and the packages for reading them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from recipes.demonstrations.data_errors import DatasetError
+from rlinf_core import RLinfError
+from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 Role: TypeAlias = Literal["action", "reward", "success", "done", "terminated", "truncated", "intervention"]
 # The roles of columns that tell how an episode ends, in the order of `ends_of`.
@@ -144,3 +148,71 @@ def camera_like(camera: str, names: Iterable[str]) -> str | None:
 def is_depth(column: str) -> bool:
     """Return whether a column's name denotes depth."""
     return "depth" in re.split(r"[^a-z]+", column.lower())
+
+
+class DatasetError(RLinfError):
+    """A data set cannot be read or written, or does not fit; `where` is its file or folder."""
+
+
+def needed(module: str, purpose: str) -> Any:
+    """Import a package that only some data sets need.
+
+    Args:
+        module: the name of the module.
+        purpose: what needs the package, as the subject of a sentence.
+
+    Raises:
+        DatasetError: the package is not installed.
+    """
+    package = module.partition(".")[0]
+    cause: ImportError | None = None
+    if not missing_modules([package]):
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            cause = error
+    raise DatasetError(
+        f"{purpose} needs the package `{package}`, {absence(package)}", help=f"run `{install_command(package)}`"
+    ) from cause
+
+
+class DatasetShape(NamedTuple):
+    """Sizes of a data set's rows.
+
+    Attributes:
+        where: the file or folder.
+        fps: rows per second; None: not recorded.
+        action_size: numbers in an action.
+        choices: whether actions are discrete.
+        state_size: numbers in a state; 0 without states.
+        cameras: (H, W, 3) by name.
+    """
+
+    where: str
+    fps: float | None
+    action_size: int
+    choices: bool
+    state_size: int
+    cameras: Mapping[str, tuple[int, int, int]]
+
+
+def check_alike(first: DatasetShape, other: DatasetShape) -> None:
+    """Check that two data sets can be used together.
+
+    Raises:
+        DatasetError: the data sets differ in their rate, their cameras, the kind or size of actions, or the size of
+            states.
+    """
+    for what, one, two in (
+        ("rows per second (fps)", first.fps, other.fps),
+        ("kinds of actions", *("discrete" if data.choices else "continuous" for data in (first, other))),
+        ("numbers in an action", first.action_size, other.action_size),
+        ("numbers in a state", first.state_size, other.state_size),
+        ("cameras", dict(first.cameras), dict(other.cameras)),
+    ):
+        if one != two:
+            raise DatasetError(
+                f"the data sets have different {what}: {two}, but `{first.where}` has {one}",
+                where=other.where,
+                help="learn from data sets of one kind at a time",
+            )

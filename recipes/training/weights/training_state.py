@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.initial.weight_sources import WeightSource
-from recipes.training.optim.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
+from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.training.sharding import is_sharded, parallelize
-from recipes.training.state.state_checkpoint import ACTOR, load, save
+from recipes.training.weight_sources import WeightSource
+from recipes.training.weights.state_checkpoint import ACTOR, load, save
 from recipes.training.weights.weight_sync import FlatWeights, GatheredWeights, SentWeights, own_weights
 
 _HOST: Final = torch.device("cpu")
@@ -39,7 +39,7 @@ class TrainingState:
             `parallelize`. None: the type of the weights.
         exact: the `blocks` that compute in the type of their weights.
         sent_types: types of the weights that `sent_weights` returns, by name; None: `compute_dtype`, or their own.
-        saves_frozen: see `recipes.training.state.state_checkpoint.save`.
+        saves_frozen: see `recipes.training.weights.state_checkpoint.save`.
         initial: see `parallelize`.
 
     Attributes:

@@ -1,1 +1,0 @@
-"""Optimizers: which weights they update and how, and moments of eight bits."""

@@ -1,1 +1,0 @@
-"""The training state of one rank, and its checkpoints."""
