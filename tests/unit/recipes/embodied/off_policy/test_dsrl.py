@@ -37,7 +37,9 @@ TEMPERATURE = 0.2
 class Learning:
     """A learner of noise with everything that it trains."""
 
-    def __init__(self, folder: Path, *, aliases: bool = False, spec: EnvSpec = SPEC, **keys: Any) -> None:
+    def __init__(
+        self, folder: Path, *, aliases: bool = False, spec: EnvSpec = SPEC, target_rate: float = 0.005, **options: Any
+    ) -> None:
         torch.manual_seed(0)
         flow = EmbodiedModelConfig(model_type="flow_policy", hidden_dim=16, num_action_chunks=CHUNK)
         frozen = make_model(flow, spec)
@@ -63,8 +65,8 @@ class Learning:
             )
             for name, module in zip(names, [policy, *self.critics], strict=False)
         }
-        options = {"temperature": TEMPERATURE, "noise_aliasing": aliases, **keys}
-        settings = DsrlSettings.model_validate({"options": options})
+        options = {"temperature": TEMPERATURE, "noise_aliasing": aliases, **options}
+        settings = DsrlSettings.model_validate({"target_rate": target_rate, "options": options})
         self.learner = Dsrl(settings, states.pop("actor"), states, lr=3e-3)
         self.figures, self.critic_figures = Figures(), Figures()
 

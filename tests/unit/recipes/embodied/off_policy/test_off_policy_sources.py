@@ -482,7 +482,7 @@ def test_crossq_is_near_the_values_of_the_walks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("aliases", [False, True])
 def test_steering_learns_the_values_of_the_walks(aliases: bool, record: Any, tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
-    made = Learning(tmp_path, aliases=aliases, spec=SPEC, **EXACT)
+    made = Learning(tmp_path, aliases=aliases, spec=SPEC, target_rate=0.05, **EXACT)
     for batch in batches(record(tmp_path / "records", 8), made.learner):
         made.update(replace(batch, actions=torch.rand(len(batch.actions), CHUNK) * 2 - 1))
     inputs = made.learner.prepare({"states": seen(*VALUES)})
