@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 
 from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig, unusable_port
-from recipes.serve.http.routes import SdkRoutes
-from recipes.serve.saved_files import state_folder
+from recipes.serve.routes import SdkRoutes
 from recipes.serve.service.service_state import ServiceState
+from recipes.serve.service.state_file import state_folder
 from recipes.serve.service.tenants import Keys
 from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
 from recipes.training.worker_parts import comparisons_of

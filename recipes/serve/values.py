@@ -1,18 +1,25 @@
-"""Values that server and workers exchange."""
+"""Values that server and workers exchange, in calls and in files beside saved weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.training.arrays import Array
+from rlinf_core.foreign.files import FileModel, Moment, Name, read_model
 
 FloatArray = npt.NDArray[np.floating[Any]]
+
+
+RECORD: Final = "rlinf_saved.json"
+ADAPTER: Final = "rlinf_adapter.json"
 
 
 class Datum(NamedTuple):
@@ -60,6 +67,48 @@ class AdapterSettings(NamedTuple):
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
+
+
+class SavedRecord(FileModel):
+    """The record of saved weights.
+
+    Attributes:
+        base_model: the name of the base model.
+        expires: the time of removal; None: never.
+        seq_id: the number of the saving request among those of its model.
+        user_metadata: the client's metadata of the run.
+    """
+
+    base_model: Name
+    expires: Moment | None = None
+    seq_id: int | None = None
+    user_metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class _SavedAdapter(FileModel):
+    rank: Annotated[int, Field(ge=0, lt=2**31)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+def read_record(folder: Path) -> SavedRecord:
+    """Return the record of saved weights.
+
+    Raises:
+        OSError: the record does not exist or is damaged.
+    """
+    return read_model(folder / RECORD, SavedRecord)
+
+
+def read_adapter(folder: Path) -> AdapterSettings:
+    """Return the settings of a saved adapter.
+
+    Raises:
+        OSError: the settings do not exist or are damaged.
+    """
+    return AdapterSettings(**read_model(folder / ADAPTER, _SavedAdapter).model_dump())
 
 
 class AdamSettings(NamedTuple):

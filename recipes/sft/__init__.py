@@ -26,7 +26,7 @@ recipe = Recipe(
     export="recipes.embodied.using.exporting:export",
     play="recipes.embodied.using.evaluation:play",
     evaluate="recipes.embodied.using.evaluation:evaluate",
-    memory="recipes.sft.sft_memory:forecast",
+    memory="recipes.sft.sft_program:forecast",
     convert="recipes.training.conversion.convert:convert_checkpoint",
     variants=dict.fromkeys((*(f"data.type={source}" for source in SOURCES), *CONVERSATIONS), "sft_chat"),
     training_data=("data.train_data_paths",),

@@ -11,15 +11,14 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
+from recipes.serve.requests_and_results import sample_bytes
 from recipes.serve.service.ledger import Ledger
-from recipes.serve.service.model_points import ModelPoints
 from recipes.serve.service.request_fields import invalid
 from recipes.serve.service.state_file import SESSIONS, StateFile
 from recipes.serve.service.tenants import ClientSession, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
-from recipes.serve.service.weight_store import WeightStore
+from recipes.serve.service.weight_store import ModelPoints, WeightStore
 from recipes.serve.values import ServedFacts
-from recipes.serve.wire.requests_and_results import sample_bytes
 from rlinf_core.runners.storage.durable import remove_tree
 
 # The maximum sessions of a tenant; sessions of killed programs last until `server.session_timeout`.

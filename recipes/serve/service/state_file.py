@@ -1,20 +1,89 @@
-"""The database of sessions, samplers, points of models, and requests, from which a later start continues.
+"""The state from which a later start continues: a folder that one server locks, and in it a database of sessions,
+samplers, points of models, and requests.
 
-It is one SQLite file. Commits survive the process; if the machine dies, the file stays consistent, but may lack the
-last commits.
+The database is one SQLite file. Commits survive the process; if the machine dies, the file stays consistent, but may
+lack the last commits.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_core import ConfigError
 from rlinf_core.errors import RunError
-from rlinf_core.runners.storage.durable import remove_tree
+from rlinf_core.foreign.files import BadFileError, read_json_object
+from rlinf_core.runners.storage.durable import claimed, remove_tree, write_whole
+
+_LOCK: Final = "lock"
+_MODEL: Final = "model.json"
+
+
+@contextmanager
+def state_folder(folder: Path, model: Mapping[str, Any]) -> Generator[None]:
+    """Lock a folder of state within the block.
+
+    Args:
+        folder: the folder, created if it does not exist.
+        model: settings that must equal those of earlier starts.
+
+    Raises:
+        ConfigError: another server uses the folder, or it belongs to another model or an earlier version.
+        RunError: the folder cannot be read or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _LOCK).touch()
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    with claimed(folder / _LOCK) as mine:
+        if not mine:
+            raise ConfigError(
+                f"another service uses the state in `{folder}`", help="end it, or write another `server.state_dir`"
+            )
+        try:
+            _check_model(folder / _MODEL, dict(model))
+            _check_version(folder)
+        except OSError as error:
+            raise _unusable(folder, error) from error
+        yield
+
+
+def _check_version(folder: Path) -> None:
+    earlier = next(folder.glob("sessions/*/journal"), None)
+    if earlier is not None:
+        raise ConfigError(
+            f"`{earlier}` is of a session that an earlier version of this service has not ended",
+            help=f"start that version and close its clients, or remove `{folder / 'sessions'}`: keys, and weights saved"
+            " under a name, stay",
+        )
+
+
+def _unusable(folder: Path, error: OSError) -> RunError:
+    return RunError(f"the state in `{folder}` cannot be read or written", why=error.strerror)
+
+
+def _check_model(file: Path, model: dict[str, Any]) -> None:
+    if not file.exists():
+        write_whole(file, json.dumps(model))
+        return
+    try:
+        before = read_json_object(file)
+    except BadFileError as error:
+        raise RunError(f"`{file}` {error.strerror}", help="write another `server.state_dir`") from None
+    changed = [key for key, value in model.items() if before.get(key) != value]
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"the state in `{file.parent}` is of another model: `{key}` was {before.get(key)}, and is {model[key]}",
+            help="write the old value, or another `server.state_dir`",
+        )
+
 
 REQUESTS: Final = "requests.sqlite"
 SESSIONS: Final = "sessions"

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from recipes.language.listening.limits import in_thread
 from recipes.language.listening.request_error import RequestError
+from recipes.serve.requests_and_results import PassRequest, pass_bytes, read_data
 from recipes.serve.service.ledger import Promise, RequestFailure, RequestKey, digest_of
-from recipes.serve.service.model_points import ModelPoint
 from recipes.serve.service.request_fields import (
     adam,
     check_data,
@@ -24,8 +24,8 @@ from recipes.serve.service.request_fields import (
 )
 from recipes.serve.service.service_state import ServiceState, StepFigures, finished
 from recipes.serve.service.tenants import Call, ClientSession, Sampler, ServedModel
+from recipes.serve.service.weight_store import ModelPoint
 from recipes.serve.values import AdapterSettings, Datum, FloatArray, PassOutcome
-from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
 from rlinf_core import WorkerGroupError
 from rlinf_core.runners.recovery import death
 

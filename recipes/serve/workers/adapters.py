@@ -20,8 +20,7 @@ from recipes.language.models.load_model import make_model
 from recipes.language.models.policy import LanguagePolicy
 from recipes.sections.model_folders import ADAPTED
 from recipes.serve.config import ServeConfig
-from recipes.serve.saved_files import ADAPTER, read_adapter
-from recipes.serve.values import AdapterSettings, ServedFacts
+from recipes.serve.values import ADAPTER, AdapterSettings, ServedFacts, read_adapter
 from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.typed_tensors import DTYPES
 from rlinf_core import ConfigError

@@ -16,8 +16,7 @@ from recipes.language.engines.engine import Engine
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.models.plain_check import plain_attention
 from recipes.serve.config import ServeConfig
-from recipes.serve.saved_files import read_adapter
-from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens
+from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens, read_adapter
 from recipes.serve.workers.adapters import ModelVariants, load_base
 from recipes.serve.workers.datum_packing import data_logprobs
 

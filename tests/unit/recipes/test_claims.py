@@ -31,9 +31,8 @@ from recipes.language.data.problem_sources import check_file, read_file
 from recipes.language.listening.limits import json_body
 from recipes.language.listening.request_error import RequestError
 from recipes.sections.model_folders import fault_of_weights
-from recipes.serve.saved_files import state_folder
-from recipes.serve.service.state_file import StateFile
-from recipes.serve.wire.requests_and_results import read_data, read_pass
+from recipes.serve.requests_and_results import read_data, read_pass
+from recipes.serve.service.state_file import StateFile, state_folder
 from recipes.training.arrays import read_arrays
 from recipes.training.conversion.archives import load_archive
 from recipes.training.tensor_files import read_tensors, stored_shapes

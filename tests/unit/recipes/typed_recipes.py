@@ -26,8 +26,8 @@ from recipes.math import program as math_program
 from recipes.serve import config as serve_config
 from recipes.serve import serve_program
 from recipes.sft import config as sft_config
-from recipes.sft import sft_memory, sft_program
-from recipes.sft_chat import chat_evaluation, chat_memory, chat_rules, chat_runner
+from recipes.sft import sft_program
+from recipes.sft_chat import chat_actor, chat_rules, chat_runner
 from recipes.sft_chat import config as chat_config
 from recipes.training.conversion import convert
 from rlinf_core import Recipe
@@ -108,7 +108,7 @@ RECIPES = (
         play=evaluation.play,
         export=exporting.export,
         policy=trained_policy.load,
-        memory=sft_memory.forecast,
+        memory=sft_program.forecast,
         convert=convert.convert_checkpoint,
     ),
     Recipe(
@@ -120,8 +120,8 @@ RECIPES = (
         check=chat_rules.check,
         facts=job_rules.facts,
         export=model_exporting.export_checkpoint,
-        evaluate=chat_evaluation.evaluate,
-        memory=chat_memory.forecast,
+        evaluate=chat_actor.evaluate,
+        memory=chat_actor.forecast,
         inputs=job_rules.inputs,
         convert=convert.convert_checkpoint,
     ),

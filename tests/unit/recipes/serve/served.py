@@ -13,11 +13,11 @@ import httpx
 import numpy as np
 
 from recipes.serve.config import ServeConfig
-from recipes.serve.http.routes import SdkRoutes
+from recipes.serve.requests_and_results import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
+from recipes.serve.routes import SdkRoutes
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys
 from recipes.serve.values import ServedFacts
-from recipes.serve.wire.requests_and_results import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 from recipes.serve.workers.adapter_actor import AdapterActor
 from recipes.serve.workers.snapshot_sampler import SnapshotSampler
 from rlinf_core import WorkerGroupError

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from recipes.language.listening.request_error import RequestError
+from recipes.serve import requests_and_results
 from recipes.serve.config import inputs
-from recipes.serve.values import DrawnAnswer, PassOutcome, SampleOutcome
-from recipes.serve.wire import requests_and_results
-from recipes.serve.wire.requests_and_results import (
+from recipes.serve.requests_and_results import (
     PASS_MESSAGE,
     PASS_RESULT,
     SAMPLE_RESULT,
@@ -23,6 +22,7 @@ from recipes.serve.wire.requests_and_results import (
     read_pass,
     sample_bytes,
 )
+from recipes.serve.values import DrawnAnswer, PassOutcome, SampleOutcome
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.serve.served import config_of, datum, empty_tensors, logprobs_of, pass_body
 

@@ -18,7 +18,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_trained
 from recipes.embodied.models.registry import make_model
-from recipes.sft import sft_memory
+from recipes.sft import sft_program
 from recipes.sft import sft_program as module
 from recipes.sft.config import SftConfig
 from recipes.sft.sft_program import SftRunner
@@ -231,7 +231,7 @@ Configured = Callable[..., SftConfig]
 
 
 def test_an_actor_holds_weights_and_demonstrations(config_of: Configured, shown: Path) -> None:
-    actor, rollout, env = sft_memory.forecast(config_of(), {"actor": 1, "rollout": 1, "env": 1})
+    actor, rollout, env = sft_program.forecast(config_of(), {"actor": 1, "rollout": 1, "env": 1})
     # Two networks of two hidden layers of 16; 21 states, 8 actions and their deviations, one value.
     hidden = STATES * 16 + 16 + 16 * 16 + 16
     numbers = 2 * hidden + ACTIONS * 16 + ACTIONS + ACTIONS + 16 + 1
@@ -245,13 +245,13 @@ def test_an_actor_holds_weights_and_demonstrations(config_of: Configured, shown:
 
 
 def test_activations_grow_with_the_micro_batch(config_of: Configured) -> None:
-    few, many = (sft_memory.forecast(config_of(f"actor.micro_batch_size={rows}"), {})[0].parts for rows in (4, 8))
+    few, many = (sft_program.forecast(config_of(f"actor.micro_batch_size={rows}"), {})[0].parts for rows in (4, 8))
     assert many["activations"] > few["activations"]
     assert many["batch"] == 2 * few["batch"]
 
 
 def test_without_environments_there_is_an_actor_alone(config_of: Configured) -> None:
-    (actor,) = sft_memory.forecast(config_of(*ALONE), {"actor": 1})
+    (actor,) = sft_program.forecast(config_of(*ALONE), {"actor": 1})
     assert actor.component == "actor"
     assert actor.parts["sent weights"] == 0
 
@@ -260,7 +260,7 @@ def test_an_hdf5_file_declares_no_sizes(config_of: Configured) -> None:
     config = config_of(*ALONE)
     unread = config.model_copy(update={"data": config.data.model_copy(update={"train_data_paths": ("shown.hdf5",)})})
     with pytest.raises(ConfigError, match="not known"):
-        sft_memory.forecast(unread, {})
+        sft_program.forecast(unread, {})
 
 
 SPEC = EnvSpec(21, 8)

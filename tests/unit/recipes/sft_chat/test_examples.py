@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.sft_chat.chat_evaluation import row_counts
+from recipes.sft_chat.chat_actor import row_counts
 from recipes.sft_chat.config import ChatDataConfig
 from recipes.sft_chat.conversations import ChatRow, load_conversations
 from recipes.sft_chat.examples import ChatExample, ExampleSet, ExampleWriter

@@ -244,7 +244,7 @@ def test_evaluation_files_alone_need_a_run_that_only_evaluates(tmp_path: Path) -
 
 
 def test_loss_of_a_chat_model_equals_that_of_its_run(tmp_path: Path) -> None:
-    from recipes.sft_chat.chat_evaluation import evaluate as evaluate_chat
+    from recipes.sft_chat.chat_actor import evaluate as evaluate_chat
 
     actor = actor_of()
     actor.learn(1, None)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.serve.http import routes
+from recipes.serve import routes
+from recipes.serve.requests_and_results import SAMPLE_RESULT
 from recipes.serve.service import training
-from recipes.serve.wire.requests_and_results import SAMPLE_RESULT
 from recipes.serve.workers.snapshot_engines import TorchSnapshots
 from recipes.serve.workers.snapshot_sampler import SnapshotSampler
 from rlinf_core import WorkerDiedError

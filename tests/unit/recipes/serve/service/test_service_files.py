@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.saved_files import state_folder
 from recipes.serve.service import ledger as module
 from recipes.serve.service.ledger import (
     Ledger,
@@ -24,7 +23,7 @@ from recipes.serve.service.ledger import (
     RequestKey,
     RequestResult,
 )
-from recipes.serve.service.state_file import REQUESTS, StateFile
+from recipes.serve.service.state_file import REQUESTS, StateFile, state_folder
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.weight_store import WeightStore
 from rlinf_core import ConfigError

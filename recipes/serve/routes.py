@@ -1,10 +1,11 @@
-"""The routes of the Tinker SDK that the service supports."""
+"""The routes of the Tinker SDK that the service supports, and the resumption of what came by them in earlier starts."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final, cast
 
 from starlette.applications import Starlette
@@ -23,14 +24,14 @@ from recipes.language.listening.limits import (
     unless_gone,
 )
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Promise, RequestFailure
-from recipes.serve.service.resuming import resume_sessions
+from recipes.serve.requests_and_results import read_pass
+from recipes.serve.service.ledger import Promise, RequestFailure, StoredRequest
 from recipes.serve.service.sampling import SamplingRequests
 from recipes.serve.service.service_state import ServiceState
-from recipes.serve.service.tenants import Keys
+from recipes.serve.service.tenants import ClientSession, Keys, Sampler
 from recipes.serve.service.training import TrainingRequests
-from recipes.serve.values import AdapterSettings
-from recipes.serve.wire.requests_and_results import read_pass
+from recipes.serve.service.weight_store import ModelPoint
+from recipes.serve.values import AdapterSettings, read_adapter
 from rlinf_core.errors import RunError
 
 LOGGER: Final = logging.getLogger("rlinf")
@@ -66,21 +67,10 @@ class SdkRoutes:
     def __init__(self, state: ServiceState, keys: Keys) -> None:
         self._state = state
         self._keys = keys
-        self._training = TrainingRequests(state)
-        self._sampling = SamplingRequests(state)
-
-    def resume(self) -> int:
-        """Resume the sessions of earlier starts, and return their number.
-
-        Raises:
-            RunError: the sessions cannot be read.
-        """
-        return resume_sessions(self._state, self._training, self._sampling)
-
-    def application(self) -> Starlette:
-        """Return the ASGI application."""
-        training, sampling = self._training, self._sampling
-        promised: dict[str, Callable[[str, dict[str, Any]], Promise]] = {
+        self._training = training = TrainingRequests(state)
+        self._sampling = sampling = SamplingRequests(state)
+        # Requests whose answer is a promise, by route; a later start may repeat them.
+        self._promised: dict[str, Callable[[str, Fields], Promise]] = {
             "create_model": training.create_model,
             "optim_step": training.step,
             "save_weights": training.save_weights,
@@ -88,19 +78,22 @@ class SdkRoutes:
             "load_weights": training.load_weights,
             "asample": sampling.sample,
         }
-        answered: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
+
+    def application(self) -> Starlette:
+        """Return the ASGI application."""
+        answered: dict[str, Callable[[str, Fields], Fields]] = {
             "client/config": lambda tenant, fields: _FLAGS,
             "client/dynamic_config": lambda tenant, fields: {"refresh_interval_sec": 300},
             "create_session": self._create_session,
             "session_heartbeat": self._heartbeat,
             "get_info": self._info,
-            "create_sampling_session": sampling.create,
+            "create_sampling_session": self._sampling.create,
             "weights_info": self._weights_info,
             "cancel_future": self._cancel,
         }
-        gets: dict[str, Callable[[str, str], dict[str, Any]]] = {
+        gets: dict[str, Callable[[str, str], Fields]] = {
             "get_server_capabilities": lambda tenant, name: self._capabilities(),
-            "samplers/{name}": sampling.describe,
+            "samplers/{name}": self._sampling.describe,
             "training_runs/{name}": self._run,
         }
         posts = {
@@ -109,7 +102,7 @@ class SdkRoutes:
                 # Only prompts may be large, as the fields of other requests are kept until their turn.
                 LARGEST_BODY if path == "asample" else _LARGEST_FIELDS,
             )
-            for path, act in promised.items()
+            for path, act in self._promised.items()
         }
         posts |= {path: self._posting(act) for path, act in answered.items()}
         posts |= {
@@ -130,6 +123,85 @@ class SdkRoutes:
                 ClientDisconnect: _gone,
             },
         )
+
+    def resume(self) -> int:
+        """Resume the sessions of earlier starts, and return their number.
+
+        A model is restored at its last point, and later requests are repeated. They compute the same results, so that
+        no step is lost or taken twice; outcomes already sent to clients stay unchanged.
+
+        Raises:
+            RunError: the sessions cannot be read.
+        """
+        count = 0
+        for session_id, tenant in self._state.file.sessions():
+            if tenant not in self._state.limits.tenants:
+                continue
+            session = self._state.tenants.begin(tenant, session_id)
+            try:
+                self._resume(session)
+            except (KeyError, TypeError, ValueError, OSError) as error:
+                LOGGER.warning("session %s cannot continue, its record is damaged: %s", session_id, error)
+                self._state.end_session(session, "the session was damaged when the server started again")
+                continue
+            count += 1
+        return count
+
+    def _resume(self, session: ClientSession) -> None:
+        """Resume the samplers of a session, then its requests in order of arrival.
+
+        Raises:
+            KeyError, TypeError, ValueError: the stored data are damaged.
+            OSError: the files of a point are damaged.
+        """
+        ledger, file = self._state.ledger, self._state.file
+        root = file.folder(session.session_id)
+        for sampler_id, path, snapshot in file.samplers(session.session_id):
+            folder = None if snapshot is None else root / Path(snapshot).name
+            if path is not None:
+                folder = self._state.store.locate(session.tenant, path)
+            elif folder is not None and not folder.is_dir():
+                continue  # replaced by newer snapshots
+            session.samplers[sampler_id] = Sampler(sampler_id, session, path, folder)
+        points: dict[str, ModelPoint] = {}
+        for model_id, (number, name) in file.points(session.session_id).items():
+            folder = root / Path(name).name
+            points[model_id] = ModelPoint(number, folder, read_adapter(folder))
+        for request in ledger.requests(session.session_id):
+            ledger.resumed = request.promise
+            try:
+                self._take(session, request, points.get(request.key.owner))
+            except RequestError as error:
+                LOGGER.warning("a request of an earlier start is not taken again: %s", error)
+                request.promise.settle(RequestFailure(str(error)))
+            finally:
+                ledger.resumed = None
+
+    def _take(self, session: ClientSession, request: StoredRequest, point: ModelPoint | None) -> None:
+        """Repeat a request, unless its outcome and effect exist.
+
+        Raises:
+            RequestError: the request can no longer be done.
+        """
+        (kind, model_id, number), outcome = request.key, request.promise.outcome
+        if kind == "sample":
+            if outcome is None:
+                self._sampling.resume(session, request)
+        elif kind == "model" and isinstance(outcome, RequestFailure):
+            pass
+        elif kind == "model" and point is not None:
+            self._training.resume(session, model_id, request.fields, point)
+        elif point is not None and number <= point.seq_id:
+            pass
+        elif kind == "model" or model_id in session.models:
+            if request.route == "forward_backward":
+                self._training.learn(session.tenant, read_pass(request.body))
+            else:
+                self._promised[request.route](session.tenant, request.fields)
+            if outcome is not None and kind == "request":
+                session.models[model_id].reported = number
+        else:
+            request.promise.settle(RequestFailure("the model could not be created"))
 
     # Handlers
 
@@ -190,7 +262,7 @@ class SdkRoutes:
 
     # Sessions
 
-    def _create_session(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _create_session(self, tenant: str, fields: Fields) -> Fields:
         version, warning = str(fields.get("sdk_version", ""))[:40], None
         if not version.startswith(TRIED):
             warning = f"this server was tried with tinker {TRIED}x, and not with {version or 'an unknown version'}"
@@ -201,7 +273,7 @@ class SdkRoutes:
         messages = {"info_message": info, "warning_message": warning}
         return {"session_id": session.session_id, **messages, "type": "create_session"}
 
-    def _heartbeat(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _heartbeat(self, tenant: str, fields: Fields) -> Fields:
         self._state.tenants.session(tenant, fields.get("session_id"))
         return {"type": "session_heartbeat"}
 
@@ -210,19 +282,19 @@ class SdkRoutes:
         self._state.end_session(session, "the session was finished by its client")
         return JSONResponse({})
 
-    def _cancel(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _cancel(self, tenant: str, fields: Fields) -> Fields:
         promise = self._state.ledger.find(tenant, str(fields.get("request_id")))
         self._state.sampler_turns.cancel({promise.request_id})
         return {}
 
     # Queries
 
-    def _capabilities(self) -> dict[str, Any]:
+    def _capabilities(self) -> Fields:
         limits = self._state.limits
         model = {"model_name": limits.model_name, "max_context_length": limits.context_length}
         return {"supported_models": [{**model, "trainable": True, "sampleable": True}]}
 
-    def _info(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _info(self, tenant: str, fields: Fields) -> Fields:
         model = self._state.tenants.model(tenant, fields.get("model_id"))
         name = self._state.limits.model_name
         return {
@@ -233,14 +305,14 @@ class SdkRoutes:
             "model_data": {"model_name": name, "tokenizer_id": self._state.tokenizer},
         }
 
-    def _weights_info(self, tenant: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _weights_info(self, tenant: str, fields: Fields) -> Fields:
         path = fields.get("tinker_path") or fields.get("path")
         saved = self._state.store.find(tenant, path)
         settings = saved.settings
         trained = {name: value for name, value in settings._asdict().items() if name.startswith("train_")}
         return {"base_model": saved.base_model, **_kind(settings), **trained}
 
-    def _run(self, tenant: str, name: str) -> dict[str, Any]:
+    def _run(self, tenant: str, name: str) -> Fields:
         model = self._state.tenants.model(tenant, name)
         return {
             "training_run_id": model.model_id,
@@ -252,7 +324,7 @@ class SdkRoutes:
         }
 
 
-def _kind(settings: AdapterSettings | None) -> dict[str, Any]:
+def _kind(settings: AdapterSettings | None) -> Fields:
     """Return the fields of a model's kind for clients."""
     return {
         "is_lora": settings is None or settings.rank > 0,

@@ -1,1 +1,0 @@
-"""The protobuf messages of the Tinker SDK."""
