@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from docs.curves import curves
 from docs.matrix import support_page
-from recipes.agent.config.tool_config import TOOL_OPTIONS
+from recipes.agent.tool_config import TOOL_OPTIONS
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS
 from recipes.language.config.algorithm_options import ADVANTAGE_OPTIONS, LOSS_OPTIONS

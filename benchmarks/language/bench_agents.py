@@ -24,13 +24,13 @@ from typing import Any, NamedTuple, cast
 import ray
 
 from benchmarks.table import Result, run_parts
-from recipes.agent.config.agent_config import AgentConfig
+from recipes.agent.agent_config import AgentConfig
 from recipes.agent.conversation.agents import AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, agent_key, engine_key
-from recipes.agent.loop.task_calls import TaskCalls
-from recipes.agent.tools.calculator import Calculator
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.task_calls import TaskCalls
+from recipes.agent.tools.computing_tools import Calculator
+from recipes.agent.tools.tool import Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.config.group_names import LanguageLayout

@@ -24,14 +24,13 @@ from pathlib import Path
 
 from benchmarks.language.killed_runs import below, killed
 from benchmarks.table import Result, run_parts
-from recipes.agent.boxes.admission import BoxMemory
 from recipes.agent.boxes.box import BoxEnded, LiveBox
+from recipes.agent.boxes.box_limits import BoxMemory
 from recipes.agent.boxes.boxes import MIB, BoxHost, BoxLimits
-from recipes.agent.harbor.checking import check_task
-from recipes.agent.harbor.grading import files_of, finish, grade, task_box
+from recipes.agent.boxes.image_building import image_of
+from recipes.agent.boxes.image_store import ImageStore
+from recipes.agent.harbor.grading import check_task, files_of, finish, grade, task_box
 from recipes.agent.harbor.task_folder import find_tasks, read_task
-from recipes.agent.images.building import image_of
-from recipes.agent.images.store import ImageStore
 
 TASKS = Path(__file__).parents[2] / "examples/terminal_tasks"
 LIMITS = BoxLimits(memory=256 * MIB)

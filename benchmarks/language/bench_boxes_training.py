@@ -122,9 +122,9 @@ def write_model(folder: Path, tasks: Path, seed: int) -> None:
     import torch
 
     from recipes.agent.conversation.turn_messages import ChatMessage, TurnEncoder
+    from recipes.agent.harbor.harbor_agent import Bash
     from recipes.agent.harbor.task_folder import find_tasks, read_task
-    from recipes.agent.tools.bash import Bash
-    from recipes.agent.tools.toolbox import Observation, Toolbox
+    from recipes.agent.tools.tool import Observation, Toolbox
     from recipes.language.answers.sequences import undrawn
     from recipes.language.learning.warm_start import warm_start
     from recipes.language.models.load_model import built_model, built_tokenizer

@@ -21,11 +21,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from benchmarks.table import Result, run_parts
-from recipes.agent.config.agent_config import AgentConfig
+from recipes.agent.agent_config import AgentConfig
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.tools.tool import Tool, ToolUnavailable
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tools.tool import Tool, Toolbox, ToolUnavailable
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.data.problems import Problem
 from recipes.language.prompts.prompt_messages import Prompt

@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 from benchmarks.table import Result
 from recipes.agent.boxes.boxes import BoxHost, BoxLimits
-from recipes.agent.harbor.checking import CheckedTask, write_checks
+from recipes.agent.boxes.image_store import ImageStore
+from recipes.agent.harbor.grading import CheckedTask, write_checks
 from recipes.agent.harbor.task_folder import find_tasks, read_task
-from recipes.agent.images.store import ImageStore
 from rlinf_core.env_vars import ADDRESS
 from rlinf_core.node.attach import LOCAL
 

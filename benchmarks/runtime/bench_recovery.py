@@ -37,7 +37,12 @@ GOAL_SECONDS, GOAL_RATIO, GOAL_PERCENT = 4.0, 1.5, 1.0
 RECIPES = {
     "embodied": ("recipes.embodied.program", "embodied/pick-laptop", ("env", "rollout"), ()),
     "math": ("recipes.math.program", "math/sums-laptop", ("reward", "rollout"), ("runner.save_format=dcp",)),
-    "agent": ("recipes.agent.program", "agent/calculator-laptop", ("agent", "reward"), ("runner.save_format=dcp",)),
+    "agent": (
+        "recipes.agent.agent_runner",
+        "agent/calculator-laptop",
+        ("agent", "reward"),
+        ("runner.save_format=dcp",),
+    ),
 }
 # Steps before the first death, and between two deaths.
 _STEPS = 2

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from recipes.agent.config.agent_config import AgentConfig
+from recipes.agent.agent_config import AgentConfig
 from recipes.agent.harbor.task_folder import find_tasks, memory_of
 from recipes.language.language_memory import Sizes, component_forecasts
 from recipes.training.without_memory import WORKER

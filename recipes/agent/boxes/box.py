@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
-from recipes.agent.boxes.groups import BoxGroup
+from recipes.agent.boxes.box_limits import BoxGroup
 from recipes.agent.boxes.holder import MESSAGE
 
 # The `PATH` of commands where an image sets none.

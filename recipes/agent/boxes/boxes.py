@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recipes.agent.boxes.admission import BoxMemory
 from recipes.agent.boxes.box import BoxBlocked, BoxError, LiveBox
-from recipes.agent.boxes.groups import PREFIX, BoxGroup, group_place, remove_left_over
+from recipes.agent.boxes.box_limits import PREFIX, BoxGroup, BoxMemory, group_place, remove_left_over
 from recipes.agent.boxes.holder import LAYERS, MESSAGE, BoxSpec
 from recipes.agent.boxes.kernel import Ids
 from recipes.agent.boxes.starter import LOCK

@@ -13,8 +13,8 @@ from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from recipes.agent.boxes.image_store import ImageStore
     from recipes.agent.harbor.task_folder import TaskFolder
-    from recipes.agent.images.store import ImageStore
 
 CHECK_SCHEMA: Final = "rlinf.tasks-check/1"
 BUILD_SCHEMA: Final = "rlinf.tasks-build/1"
@@ -35,7 +35,7 @@ def check(path: TasksPath, boxes: Folder = None, memory: Memory = None) -> Resul
     canary shows whether code under test can end the tests as if all were well. The result is written to
     PATH/checked.json, which training asks for. Exits with 1 if a task is not fit to be trained on.
     """
-    from recipes.agent.harbor.checking import CheckedTask, check_task, write_checks
+    from recipes.agent.harbor.grading import CheckedTask, check_task, write_checks
 
     done: list[tuple[TaskFolder, CheckedTask, str]] = []
 
@@ -81,8 +81,8 @@ def build(
     PATH is a task folder of Harbor, or a folder of such. Each image is built once by the digest of its files, in a box
     without a network: what a Dockerfile downloads must be in the image that its FROM names.
     """
-    from recipes.agent.images.archives import save_archive
-    from recipes.agent.images.building import archive_of, image_of
+    from recipes.agent.boxes.image_archives import save_archive
+    from recipes.agent.boxes.image_building import archive_of, image_of
 
     built: list[tuple[str, str, str]] = []
 
@@ -118,7 +118,7 @@ def load(
     NAME is how FROM of a Dockerfile, or `docker_image` of task.toml, calls it. Sizes, paths and digests are checked;
     nothing of the archive runs.
     """
-    from recipes.agent.images.archives import load_archive
+    from recipes.agent.boxes.image_archives import load_archive
 
     async def run() -> Any:
         async with _store(boxes, memory) as store:
@@ -157,9 +157,9 @@ def _each(
 
 @asynccontextmanager
 async def _store(folder: Path | None, memory: int | None) -> AsyncGenerator[ImageStore]:
-    from recipes.agent.boxes.admission import half_of_memory
+    from recipes.agent.boxes.box_limits import half_of_memory
     from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
-    from recipes.agent.images.store import ImageStore
+    from recipes.agent.boxes.image_store import ImageStore
 
     boxes = BoxHost(folder or DEFAULT_FOLDER, memory or half_of_memory())
     store = ImageStore(boxes)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
-from recipes.agent.call_forms import FunctionCall
+from recipes.agent.conversation.call_forms import FunctionCall
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, Transcript, event, parse_functions
 from recipes.agent.endpoint.fields import (

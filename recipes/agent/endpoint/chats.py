@@ -11,7 +11,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from recipes.agent.call_forms import HERMES, FunctionCall, find_calls, hermes_instructions
+from recipes.agent.conversation.call_forms import HERMES, FunctionCall, find_calls, hermes_instructions
 from recipes.agent.conversation.chat_model import (
     Chat,
     DrawSettings,

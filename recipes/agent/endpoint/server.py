@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
-from starlette.requests import Request
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
 from recipes.agent.endpoint.chats import Ask, Chats, SaidTurn
-from recipes.language.listening.limits import check_length, prove
-from recipes.language.listening.request_error import RequestError
-from rlinf_core import ConfigError
-from rlinf_core.process.requirements import install_command, missing_modules
-
-if missing := missing_modules(["starlette", "uvicorn"]):
-    raise ConfigError(
-        f"the endpoint of a run needs the package {missing[0]}", help=f"run `{install_command(*missing)}`"
-    )
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
-from recipes.language.listening.limits import json_body, unless_gone
+from recipes.language.listening.limits import check_length, json_body, prove, unless_gone
 from recipes.language.listening.listener import listening
+from recipes.language.listening.request_error import RequestError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _CLIENT_GONE: Final = 499
 
@@ -141,9 +134,6 @@ def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_GONE)  # the client has disconnected
 
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
 # The maximum concurrent requests, more than one agent needs; further ones are rejected temporarily.
 MOST_REQUESTS: Final = 128
 
@@ -192,3 +182,15 @@ class TokenGate:
         if self._running >= MOST_REQUESTS:
             message = f"{MOST_REQUESTS} requests are in progress: try again"
             raise RequestError(HTTPStatus.TOO_MANY_REQUESTS, message, {"Retry-After": "1"})
+
+
+@contextmanager
+def token_variable(prefix: str, value: str) -> Generator[str]:
+    """Set an environment variable of a unique name in this process temporarily, for libraries that read a run's token
+    only there."""
+    name = f"{prefix}{secrets.token_hex(8)}"
+    os.environ[name] = value
+    try:
+        yield name
+    finally:
+        del os.environ[name]

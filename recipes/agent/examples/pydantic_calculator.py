@@ -13,7 +13,7 @@ from typing import Final
 from recipes.agent.conversation.agents import AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import serve
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tools.tool import Toolbox
 
 _CALL: Final = re.compile(r"<calculator>(\d+)\*(\d+)\Z")
 

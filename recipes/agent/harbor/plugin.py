@@ -19,15 +19,14 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from recipes.agent.boxes.admission import half_of_memory
 from recipes.agent.boxes.box import BoxEnded
+from recipes.agent.boxes.box_limits import half_of_memory
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, MIB, BoxHost
-from recipes.agent.harbor.checking import find_check
-from recipes.agent.harbor.grading import Expected, files_of, finish, grade, task_box
+from recipes.agent.boxes.image_building import image_of
+from recipes.agent.boxes.image_store import Image, ImageStore
+from recipes.agent.harbor.grading import Expected, files_of, find_check, finish, grade, task_box
 from recipes.agent.harbor.task_folder import TaskFolder, read_task
 from recipes.agent.harbor.trials import TrialBox, trial_boxes
-from recipes.agent.images.building import image_of
-from recipes.agent.images.store import Image, ImageStore
 from rlinf_core import ConfigError
 
 _environments: Any = import_module("harbor.environments.base")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipes.agent.images.store import folder_digest
+from recipes.agent.boxes.image_store import folder_digest
 from rlinf_core import ConfigError
 from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.suggest import did_you_mean

@@ -1,12 +1,19 @@
 """Harbor agents, each run by Harbor's `Trial` in a box of rlinf, with the model behind the run's endpoint.
 
-Harbor needs an interpreter of its own: Python 3.12 or newer, and a hundred packages.
+Harbor needs an interpreter of its own: Python 3.12 or newer, and a hundred packages. There `rlinf doctor` checks
+whether an agent can be made with its options, JSON:
+
+    python -m recipes.agent.harbor.trials HARNESS OPTIONS CONTEXT
+
+The last output line is a JSON record.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 import tempfile
 import time
 import uuid
@@ -17,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.agent.boxes.box import BoxEnded, BoxError, Done, LiveBox
-from recipes.agent.endpoint.token_variable import token_variable
+from recipes.agent.endpoint import token_variable
 from recipes.agent.harbor.task_folder import HARBOR_HELP, TaskFolder
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import missing_modules
@@ -265,3 +272,17 @@ def _forget(trial: asyncio.Future[Any]) -> None:
 def time_was_up(kind: str) -> bool:
     """Return whether a trial was ended by the agent's time limit."""
     return kind == _TIME_UP
+
+
+def look(harness: str, options: Mapping[str, Any], context: int) -> dict[str, str]:
+    """Return whether an agent can be made, for `rlinf doctor`: `verdict`, `what` and `help`."""
+    try:
+        check_harness(harness, options, context)
+    except ConfigError as error:
+        what = f"{error.message}: {error.why}" if error.why else error.message
+        return {"verdict": "fault", "what": what, "help": error.help or ""}
+    return {"verdict": "ok", "what": f"Harbor's agent `{harness}` can be made with its options", "help": ""}
+
+
+if __name__ == "__main__":
+    print(json.dumps(look(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))))

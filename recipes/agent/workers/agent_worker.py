@@ -9,16 +9,30 @@ import time
 from dataclasses import replace
 from typing import Final, cast
 
-from recipes.agent.config.agent_config import AgentConfig
+from recipes.agent.agent_config import AgentConfig
 from recipes.agent.conversation import agents
-from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask, stand_in_agent
-from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
-from recipes.agent.conversation.conversation import no_turn
-from recipes.agent.environments.env_agent import make_env_agent
-from recipes.agent.tasks.tasks import first_messages, load_tasks, make_tools, start_servers
-from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable, check_call
-from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
-from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
+from recipes.agent.conversation.agents import (
+    Agent,
+    AgentOutcome,
+    AgentTask,
+    EnvAgent,
+    environment_maker,
+    stand_in_agent,
+)
+from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached, no_turn
+from recipes.agent.conversation.turn_messages import EngineClient, EngineRoute, next_item
+from recipes.agent.tasks_and_tools import first_messages, load_tasks, make_tools, start_servers
+from recipes.agent.tool_config import HarborOptions, VerifiersOptions
+from recipes.agent.tools.tool import (
+    TEXTS_MENDED,
+    CallLost,
+    Observation,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolUnavailable,
+    check_call,
+)
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from recipes.language.answers.answer_group import AnswerGroup, GroupOutlet, Rollout, TurnRecord
 from recipes.language.answers.exits import Cause, Exit, Score
@@ -94,7 +108,7 @@ class AgentWorker(ComparingWorker):
             self._contact.keep("tools", "the sandbox's trial program, the lists of MCP servers", names, seconds)
         name = config.agent.run
         if name == "env_agent":
-            self._agent = make_env_agent(config)
+            self._agent = _make_env_agent(config)
         elif ":" in name:
             self._agent = cast("Agent", import_target(name, "agent"))
             check_call(self._agent, f"agent `{name}`", "the task", "the model", "the tools")
@@ -334,3 +348,22 @@ def _checked(outcome: object) -> AgentOutcome:
         raise TypeError(f"`answer` of the agent's outcome is {type(answer).__name__}, not a text")
     reward = None if outcome.reward is None else finite("reward", outcome.reward)
     return replace(outcome, reward=reward, parts={name: finite(name, value) for name, value in outcome.parts.items()})
+
+
+def _make_env_agent(config: AgentConfig) -> Agent:
+    """Return the agent that plays a job's environment.
+
+    Raises:
+        ConfigError: the environment cannot be imported, or a package is missing.
+    """
+    settings = config.agent.environment.settings
+    if isinstance(settings, VerifiersOptions):
+        # Imported only where needed, as it imports much.
+        from recipes.agent.verifiers_agent import VerifiersAgent
+
+        return VerifiersAgent(settings, config.data.val_size)
+    if isinstance(settings, HarborOptions):
+        from recipes.agent.harbor.harbor_agent import TaskAgent
+
+        return TaskAgent(config, settings)
+    return EnvAgent(environment_maker(config.agent.environment))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.loop.task_calls import IndexGroup
-from recipes.agent.tasks.tasks import make_search
-from recipes.agent.tools.search import NOTHING_FOUND, Search
+from recipes.agent.agent_config import AgentConfig
+from recipes.agent.task_calls import IndexGroup
+from recipes.agent.tasks_and_tools import make_search
+from recipes.agent.tools.computing_tools import NOTHING_FOUND, Search
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 from recipes.language.config.group_names import LanguageLayout
 from rlinf_core import RLinfError, Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from recipes.agent.call_forms import HERMES
+from recipes.agent.conversation.call_forms import HERMES
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, TurnEncoder, agent_key, engine_key
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.config.group_names import LanguageLayout

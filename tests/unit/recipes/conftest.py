@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from recipes.agent.boxes.boxes import BoxHost
-from recipes.agent.images.host_layer import HOST
-from recipes.agent.images.store import ImageStore
+from recipes.agent.boxes.image_store import HOST, ImageStore
 from recipes.language.sandbox import sandbox
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT

@@ -19,7 +19,7 @@ import pytest
 import torch
 from starlette.requests import Request
 
-from recipes.agent.tools.search import read_corpus
+from recipes.agent.tools.computing_tools import read_corpus
 from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot.set_files import read_parquet

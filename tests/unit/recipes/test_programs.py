@@ -38,7 +38,7 @@ def test_doors_import_neither_ray_nor_torch() -> None:
 
 
 PROGRAMS = (
-    "recipes.agent.program",
+    "recipes.agent.agent_runner",
     "recipes.embodied.program",
     "recipes.math.program",
     "recipes.serve.serve_program",

@@ -5,10 +5,9 @@ The recipes themselves name their parts, so that listing them imports nothing he
 
 from __future__ import annotations
 
-from recipes.agent import agent_memory
-from recipes.agent import program as agent_program
-from recipes.agent.config import agent_config, agent_rules
-from recipes.agent.images import store as image_pruning
+from recipes.agent import agent_config, agent_memory, agent_rules
+from recipes.agent import agent_runner as agent_program
+from recipes.agent.boxes import image_store as image_pruning
 from recipes.embodied import config as embodied_config
 from recipes.embodied import embodied_memory
 from recipes.embodied import program as embodied_program

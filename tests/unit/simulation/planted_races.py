@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from recipes.agent.loop.task_calls import TaskCalls
+from recipes.agent.task_calls import TaskCalls
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker import Broker

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from recipes.agent.loop.task_calls import TaskCalls
+from recipes.agent.task_calls import TaskCalls
 from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError
 from tests.unit.simulation.world import World

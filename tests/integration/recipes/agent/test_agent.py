@@ -16,7 +16,7 @@ import pytest
 
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tools.tool import Toolbox
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.runners import events
 from tests.integration.recipes.conftest import SMALL_MATH, Killer, Run, Train
@@ -35,7 +35,7 @@ CHECKED = ("rollout.check_logprobs=strict", "algorithm.recompute_logprobs=true")
 def train_agent(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """Runs of the agent recipe."""
     folder = tmp_path_factory.mktemp("agent")
-    with closing(Train(cluster, folder, "recipes.agent.program", SMALL, "agent/calculator-laptop")) as made:
+    with closing(Train(cluster, folder, "recipes.agent.agent_runner", SMALL, "agent/calculator-laptop")) as made:
         yield made
 
 

@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.tasks.tasks import lookup_corpus
-from recipes.agent.tools.tool import ToolUnavailable
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.agent_config import AgentConfig
+from recipes.agent.tasks_and_tools import lookup_corpus
+from recipes.agent.tools.tool import Toolbox, ToolUnavailable
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerGroup, load_job
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from recipes.agent.config.tool_config import TOOL_OPTIONS
+from recipes.agent.tool_config import TOOL_OPTIONS
 from recipes.language.config.algorithm_options import AlgorithmOptions
 from recipes.language.config.problem_config import PROBLEM_OPTIONS, REWARD_OPTIONS
 from recipes.language.config.rollout_config import ENGINE_OPTIONS

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from recipes.agent.config.agent_config import AgentConfig
+from recipes.agent.agent_config import AgentConfig
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, TurnEncoder
 from recipes.agent.workers.rollout_worker import AgentRolloutWorker
 from recipes.language.engines.registry import make_engine

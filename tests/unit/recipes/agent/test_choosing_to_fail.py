@@ -15,13 +15,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.agent.conversation.agents import AgentTask
+from recipes.agent.conversation.agents import AgentTask, EnvAgent, TextEnvironment, TextStep
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
-from recipes.agent.environments.env_agent import EnvAgent
-from recipes.agent.environments.text_environment import TextEnvironment, TextStep
-from recipes.agent.tools.tool import CallLost, FunctionTool
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tools.tool import CallLost, FunctionTool, Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.config.group_names import LanguageLayout

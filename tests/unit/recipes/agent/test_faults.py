@@ -13,15 +13,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
+from recipes.agent.agent_runner import AgentRunner, SlowTools
+from recipes.agent.conversation.agents import AgentOutcome, AgentTask, EnvAgent, TextEnvironment, TextStep, tool_agent
 from recipes.agent.conversation.chat_model import EngineUnavailable, LanguageModel, LimitReached
-from recipes.agent.environments.env_agent import EnvAgent
-from recipes.agent.environments.text_environment import TextEnvironment, TextStep
-from recipes.agent.loop.agent_runner import AgentRunner, SlowTools
-from recipes.agent.tasks.tasks import Python
-from recipes.agent.tools.calculator import Calculator
-from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, ToolError, ToolUnavailable
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tasks_and_tools import Python
+from recipes.agent.tools.computing_tools import Calculator
+from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, Toolbox, ToolError, ToolUnavailable
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import Rollout
 from recipes.language.answers.exits import Score

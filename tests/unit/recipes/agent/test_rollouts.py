@@ -17,8 +17,14 @@ import pytest
 import torch
 
 from recipes.agent.conversation.chat_model import Chat, DrawSettings, LanguageModel, LimitReached, MessagesRefused
-from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, agent_key, engine_key
-from recipes.agent.workers.engine_client import EngineClient
+from recipes.agent.conversation.turn_messages import (
+    ChatMessage,
+    DrawnTurn,
+    DrawRequest,
+    EngineClient,
+    agent_key,
+    engine_key,
+)
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.models.packing import pack

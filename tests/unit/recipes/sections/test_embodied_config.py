@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
-from recipes.agent.harbor.checking import write_checks
+from recipes.agent.harbor.grading import write_checks
 from recipes.agent.harbor.task_folder import read_task
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.batch_sizes import batch_sizes
@@ -75,7 +75,7 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
 def test_keys_that_environments_and_harnesses_do_not_read(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = AGENT + "agent: {tools: [], tool_timeout: 30, run: env_agent, environment: %s}\ndata: {type: episodes}\n"
     tasks, terminus = "{type: harbor, options: {path: no/such/folder%s}}", ", harness: terminus-2, max_turns: 3"
-    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
+    monkeypatch.setattr("recipes.agent.agent_rules.missing_modules", list)
     assert codes(findings, text % (tasks % terminus)) == ["unusable-path", "missing-extra"]
     for environment, keys in (
         ("{type: treasure}", ["`tools`", "`tool_timeout`"]),
@@ -106,9 +106,9 @@ def test_a_task_that_no_box_may_hold_is_named(findings: Any, tmp_path: Path) -> 
 
 def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = AGENT + "agent:\n  tools: [calculator, python]\n"
-    monkeypatch.setattr("recipes.agent.config.agent_rules.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("recipes.agent.agent_rules.shutil.which", lambda name: f"/usr/bin/{name}")
     assert findings(programs) == []
-    monkeypatch.setattr("recipes.agent.config.agent_rules.shutil.which", lambda name: None)
+    monkeypatch.setattr("recipes.agent.agent_rules.shutil.which", lambda name: None)
     diagnostics = findings(programs, messages=True)
     assert [(diagnostic[0], diagnostic[1], diagnostic[3]) for diagnostic in diagnostics] == [
         ("missing-extra", "python", "run `apt install bubblewrap`")

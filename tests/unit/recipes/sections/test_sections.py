@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from recipes.agent.config.tool_config import HarborOptions, VerifiersOptions
+from recipes.agent.tool_config import HarborOptions, VerifiersOptions
 from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig
 from recipes.embodied.config.algorithm_config import ActorCriticConfig, PolicyGradientOptions
 from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 from ruamel.yaml import YAML
 
-from recipes.agent.config.agent_config import AgentConfig
+from recipes.agent.agent_config import AgentConfig
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.serve.config import ServeConfig

@@ -21,7 +21,7 @@ from typing import Any
 
 from recipes.agent.boxes.box import Done, LiveBox
 from recipes.agent.boxes.boxes import MIB, BoxHost, BoxLimits
-from recipes.agent.images.store import ImageStore
+from recipes.agent.boxes.image_store import ImageStore
 
 LIMITS = BoxLimits(memory=256 * MIB, processes=64, disk=64 * MIB)
 

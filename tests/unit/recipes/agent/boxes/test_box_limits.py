@@ -12,8 +12,8 @@ import pytest
 
 from recipes.agent.boxes import boxes as boxes_module
 from recipes.agent.boxes.box import BoxEnded, Written
+from recipes.agent.boxes.box_limits import group_place
 from recipes.agent.boxes.boxes import MIB
-from recipes.agent.boxes.groups import group_place
 from recipes.language.sandbox import seccomp
 from tests.unit.recipes.agent.boxes.running import LIMITS, archive_of, one_box, put, sh
 from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of

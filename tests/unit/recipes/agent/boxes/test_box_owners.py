@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.boxes import admission, box_probe, starter
-from recipes.agent.boxes.admission import BoxMemory, half_of_memory
+from recipes.agent.boxes import box_limits, box_probe, starter
 from recipes.agent.boxes.box import BoxError
+from recipes.agent.boxes.box_limits import BoxMemory, half_of_memory
 from recipes.agent.boxes.boxes import BoxHost
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.boxes.running import LIMITS, live, mentioning, one_box, sh, until
@@ -176,7 +176,7 @@ async def test_a_box_may_not_need_more_than_its_node_has(tmp_path: Path) -> None
 _HOLD = """
 import asyncio, sys
 from pathlib import Path
-from recipes.agent.boxes.admission import BoxMemory
+from recipes.agent.boxes.box_limits import BoxMemory
 
 async def main():
     async with BoxMemory(Path(sys.argv[1]), 1000).admit(600):
@@ -211,7 +211,7 @@ async def test_a_box_waits_for_memory_and_is_not_overtaken(tmp_path: Path) -> No
 
 
 def test_boxes_have_half_of_what_a_container_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "allowed_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(box_limits, "allowed_bytes", lambda: 3 << 30)
     assert half_of_memory() == 1536
 
 

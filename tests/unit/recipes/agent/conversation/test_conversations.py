@@ -8,14 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.agent.call_forms import HERMES, find_calls
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, stand_in_agent, tool_agent
-from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
-from recipes.agent.conversation.conversation import ConversationError
+from recipes.agent.conversation.call_forms import HERMES, find_calls
+from recipes.agent.conversation.chat_model import ConversationError, DrawSettings, LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage, TurnEncoder
-from recipes.agent.tools.calculator import Calculator
-from recipes.agent.tools.tool import FunctionTool
-from recipes.agent.tools.toolbox import TEXTS_MENDED, Toolbox
+from recipes.agent.tools.computing_tools import Calculator
+from recipes.agent.tools.tool import TEXTS_MENDED, FunctionTool, Toolbox
 from recipes.language.answers.answer_group import TurnRecord
 from rlinf_core.process import pacing
 from rlinf_core.process.pacing import PacedCalls, Pacing

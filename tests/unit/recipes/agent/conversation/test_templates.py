@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.call_forms import HERMES, CallForm, FunctionCall, find_calls, taught_form
 from recipes.agent.conversation.agents import AgentTask, tool_agent
+from recipes.agent.conversation.call_forms import HERMES, CallForm, FunctionCall, find_calls, taught_form
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer, TurnEncoder
-from recipes.agent.tools.calculator import Calculator
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tools.computing_tools import Calculator
+from recipes.agent.tools.tool import Toolbox
 from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.call_forms import CallForm
+from recipes.agent.conversation.call_forms import CallForm
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
 from tests.unit.recipes.agent.endpoint.asking import CALL, OTHER_CALL, PARAMETERS, openai_of, posted

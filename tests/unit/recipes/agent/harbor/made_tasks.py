@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from recipes.agent.harbor.checking import CheckedTask
+from recipes.agent.harbor.grading import CheckedTask
 from recipes.agent.harbor.task_folder import TaskFolder
 
 TOML: Final = """

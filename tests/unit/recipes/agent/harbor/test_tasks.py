@@ -17,15 +17,26 @@ import pytest
 from recipes.agent.agent_memory import placement_notes
 from recipes.agent.boxes.box import BoxEnded
 from recipes.agent.boxes.boxes import own_ids
-from recipes.agent.harbor.checking import CheckedTask, check_task, load_checked, read_checks, write_checks
-from recipes.agent.harbor.grading import Expected, Grade, finish, grade, read_reward, task_box
+from recipes.agent.boxes.image_building import image_of
+from recipes.agent.harbor.grading import (
+    CheckedTask,
+    Expected,
+    Grade,
+    check_task,
+    finish,
+    grade,
+    load_checked,
+    read_checks,
+    read_reward,
+    task_box,
+    write_checks,
+)
 from recipes.agent.harbor.task_folder import find_tasks, read_task
-from recipes.agent.images.building import image_of
 from rlinf_cli.main import main
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.boxes.running import stored
+from tests.unit.recipes.agent.boxes.test_images import layer_of, write_archive
 from tests.unit.recipes.agent.harbor.made_tasks import FORGERIES, FROM_WITHIN, double_task, fit, greeting_task
-from tests.unit.recipes.agent.images.test_images import layer_of, write_archive
 
 
 def with_toml(folder: Path, text: str, old: str = "[environment]") -> Path:

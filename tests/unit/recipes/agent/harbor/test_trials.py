@@ -26,24 +26,21 @@ from typing import Any, cast
 
 import pytest
 
+from recipes.agent import agent_config
+from recipes.agent.agent_config import AgentConfig
 from recipes.agent.boxes.box import BoxError, LiveBox
 from recipes.agent.boxes.boxes import BoxHost
-from recipes.agent.config import agent_config
-from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.config.tool_config import HarborOptions
+from recipes.agent.boxes.image_store import Image
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.environments import harbor_agent
-from recipes.agent.environments.harbor_agent import TaskAgent
-from recipes.agent.harbor import trials
-from recipes.agent.harbor.checking import load_checked, write_checks
+from recipes.agent.harbor import harbor_agent, trials
+from recipes.agent.harbor.grading import load_checked, write_checks
+from recipes.agent.harbor.harbor_agent import Bash, TaskAgent
 from recipes.agent.harbor.task_folder import find_tasks, read_task
 from recipes.agent.harbor.trials import HarnessError, check_harness
-from recipes.agent.images.store import Image
-from recipes.agent.tools.bash import Bash
-from recipes.agent.tools.tool import ToolError, ToolUnavailable
-from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
+from recipes.agent.tool_config import HarborOptions
+from recipes.agent.tools.tool import Observation, Toolbox, ToolCall, ToolError, ToolUnavailable
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.agent.boxes.running import archive_of

@@ -21,8 +21,7 @@ import pytest
 
 from recipes.agent.tools import guard, mcp_servers
 from recipes.agent.tools.mcp_servers import McpServers, McpTool, ServerCommand
-from recipes.agent.tools.tool import ToolError, ToolUnavailable
-from recipes.agent.tools.toolbox import Observation, Toolbox
+from recipes.agent.tools.tool import Observation, Toolbox, ToolError, ToolUnavailable
 from rlinf_core import ConfigError
 from rlinf_core.foreign.budget import OverBudgetError
 

@@ -16,10 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.agent.tools.calculator import Calculator, calculate
-from recipes.agent.tools.search import BM25, Search, read_corpus, words
-from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, ToolError, ToolUnavailable
-from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
+from recipes.agent.tools.computing_tools import BM25, Calculator, Search, calculate, read_corpus, words
+from recipes.agent.tools.tool import (
+    CallLost,
+    FunctionTool,
+    Observation,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolError,
+    ToolUnavailable,
+)
 from recipes.agent.workers.index_worker import IndexSearch
 from rlinf_core import ConfigError, WorkerDiedError, WorkerGroupError
 

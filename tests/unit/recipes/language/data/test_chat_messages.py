@@ -12,9 +12,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet as writer
 
-from recipes.agent.config.agent_config import AgentDataConfig
+from recipes.agent.agent_config import AgentDataConfig
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.tasks.tasks import first_messages
+from recipes.agent.tasks_and_tools import first_messages
 from recipes.language.data.chat_messages import read_messages, read_tools
 from recipes.language.data.problem_sources import located_rows, read_file
 from recipes.language.data.problems import Problem

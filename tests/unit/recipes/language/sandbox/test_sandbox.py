@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.tasks.tasks import Python
+from recipes.agent.tasks_and_tools import Python
 from recipes.agent.tools.tool import ToolError
 from recipes.language.sandbox import sandbox, sandbox_probe
 from recipes.language.sandbox.sandbox import ProgramResult, SandboxLimits

@@ -10,11 +10,11 @@ import json
 import sys
 from typing import Any
 
-from recipes.agent.config.tool_config import VerifiersOptions
 from recipes.agent.conversation.agents import AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tool_config import VerifiersOptions
+from recipes.agent.tools.tool import Toolbox
+from recipes.agent.verifiers_agent import VerifiersAgent, VerifiersError
 from tests.unit.recipes.agent.scripted import SETTINGS, Script
 
 

@@ -19,7 +19,7 @@ from typing import IO, Annotated, Any, Final, NamedTuple, TypeVar, cast
 from pydantic import AfterValidator, Field, RootModel, TypeAdapter, ValidationError
 
 from recipes.agent.boxes.boxes import MOST_LAYERS
-from recipes.agent.images.store import MOST_BYTES, Image, ImageStore
+from recipes.agent.boxes.image_store import MOST_BYTES, Image, ImageStore
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import FileModel, check_regular, first_fault
 

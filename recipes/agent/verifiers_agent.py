@@ -9,12 +9,11 @@ from importlib import import_module
 from itertools import islice
 from typing import Any, Final
 
-from recipes.agent.config.tool_config import VerifiersOptions
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.endpoint import ChatEndpoint, serve
-from recipes.agent.endpoint.token_variable import token_variable
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.endpoint import ChatEndpoint, serve, token_variable
+from recipes.agent.tool_config import VerifiersOptions
+from recipes.agent.tools.tool import Toolbox
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command, missing_modules
@@ -108,7 +107,7 @@ def _loaded(settings: VerifiersOptions) -> Any:
     loaders: Any = import_module("verifiers.v1.utils.loaders")
     library: Any = import_module("verifiers.v1")
     if settings.harness is None:
-        sys.modules[_HARNESS] = import_module("recipes.agent.environments.verifiers_chat")
+        sys.modules[_HARNESS] = import_module("recipes.agent.verifiers_chat")
     agent = {"harness": {"id": settings.harness or _HARNESS}, "runtime": {"type": "subprocess"}}
     kind = loaders.env_config_type(settings.taskset)
     seats = [name for name, field in kind.model_fields.items() if isinstance(field.default, library.AgentConfig)]

@@ -1,4 +1,6 @@
-"""The training loop of agents: the language-model loop with multi-turn agents instead of single answers."""
+"""The training loop of agents, that of language models with multi-turn agents instead of single answers; and the
+program that `rlinf train recipe=agent` runs.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
+from recipes.agent.agent_config import AgentConfig
 from recipes.agent.conversation.turn_messages import engine_key
-from recipes.agent.loop.task_calls import AgentGroup, TaskCalls, TurnGroup
+from recipes.agent.task_calls import AgentCalls, AgentGroup, IndexGroup, TaskCalls, TurnGroup
 from recipes.language.answers.exits import Exit
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.generation import (
@@ -21,12 +24,17 @@ from recipes.language.loop.generation import (
     wait_for,
 )
 from recipes.language.loop.reasoning_runner import ReasoningRunner
+from recipes.language.loop.worker_groups import launch_groups
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt, ScoredGroup
-from rlinf_core import Channel, Relaunching, WorkerGroup
+from recipes.language.rules.model_rules import require_model
+from rlinf_core import Channel, Cluster, Job, Relaunching, WorkerGroup, run_job
 from rlinf_core.errors import RunError
+from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import Dead
+from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.worker_reference import WorkerReference
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -180,3 +188,25 @@ class SlowTools:
             if name not in self._warned and seconds >= _SLOW_SECONDS and seconds > _SLOW_SHARE * whole > 0:
                 self._warned.add(name)
                 self._emit(f"agents spend {seconds:.2g} s of the {whole:.2g} s of a run in the tool `{name}`")
+
+
+# Named rather than imported, to load torch only in workers that need it.
+ROLLOUT = WorkerReference[TurnGroup]("recipes.agent.workers.rollout_worker:AgentRolloutWorker", TurnGroup, "rollout")
+AGENT = WorkerReference[AgentCalls]("recipes.agent.workers.agent_worker:AgentWorker", AgentCalls, "agent", forked=True)
+INDEX = WorkerReference[IndexGroup]("recipes.agent.workers.index_worker:IndexWorker", IndexGroup, "index")
+
+
+def program(job: Job, folder: RunFolder, listener: Listener) -> None:
+    """Train a language-model agent as `job` configures it, and record the run in `folder`.
+
+    Raises:
+        RLinfError: see `run_job`; ConfigError if the model's folder cannot be used.
+    """
+    require_model(cast("AgentConfig", job.config))
+    run_job(job, folder, listener, launch)
+
+
+def launch(config: AgentConfig, cluster: Cluster, record: RunRecord) -> AgentRunner:
+    """Place and start the workers, and return their training loop."""
+    index: dict[str, WorkerReference[IndexGroup]] = {"index": INDEX} if config.has_index else {}
+    return AgentRunner(config, launch_groups(config, cluster, ROLLOUT, agent=AGENT, **index), record)

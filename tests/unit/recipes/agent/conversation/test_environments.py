@@ -23,16 +23,21 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.config.tool_config import OpenEnvOptions, VerifiersOptions
-from recipes.agent.conversation.agents import AgentOutcome, AgentTask
+from recipes.agent.conversation.agents import (
+    AgentOutcome,
+    AgentTask,
+    EnvAgent,
+    OpenEnv,
+    OpenEnvError,
+    TextEnvironment,
+    TextStep,
+    Treasure,
+)
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.environments.env_agent import EnvAgent
-from recipes.agent.environments.openenv import OpenEnv, OpenEnvError
-from recipes.agent.environments.text_environment import TextEnvironment, TextStep, Treasure
-from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError
-from recipes.agent.tools.tool import ToolUnavailable
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.tool_config import OpenEnvOptions, VerifiersOptions
+from recipes.agent.tools.tool import Toolbox, ToolUnavailable
+from recipes.agent.verifiers_agent import VerifiersAgent, VerifiersError
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.scripted import SETTINGS, Script, tokens
@@ -274,7 +279,7 @@ async def test_a_server_that_speaks_otherwise_is_no_fault_of_the_model(answer: s
 
 
 PYTHON = os.environ.get("RLINF_VERIFIERS_PYTHON", "")
-PROGRAM = "tests.unit.recipes.agent.environments.verifiers_episode"
+PROGRAM = "tests.unit.recipes.agent.conversation.verifiers_episode"
 ROOT = Path(__file__).parents[5]
 CALL = '<tool_call>{"name": "backwards", "arguments": {"word": "%s"}}</tool_call>'
 
@@ -353,7 +358,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     made = Stub(tasks=5)
     library = SimpleNamespace(EvalClientConfig=SimpleNamespace, ModelContext=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "verifiers.v1", library)
-    module = "recipes.agent.environments.verifiers_agent"
+    module = "recipes.agent.verifiers_agent"
     monkeypatch.setattr(f"{module}.missing_modules", lambda names: [])
     monkeypatch.setattr(f"{module}._loaded", lambda settings: made)
     return made
@@ -390,7 +395,7 @@ def test_a_failed_episode_is_a_failure_of_the_run(stub: Stub) -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.agent.environments.verifiers_agent.missing_modules", list)
+    monkeypatch.setattr("recipes.agent.verifiers_agent.missing_modules", list)
     with pytest.raises(ConfigError) as error:
         VerifiersAgent(VerifiersOptions(taskset="words"), 1)
     assert "verifiers>=0.4,<0.5" in str(error.value.help)

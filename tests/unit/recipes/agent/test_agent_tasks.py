@@ -11,11 +11,10 @@ from typing import Any, cast
 import pytest
 
 from recipes.agent import agent_memory
-from recipes.agent.loop.task_calls import AgentGroup, TaskCalls
-from recipes.agent.tasks.tasks import calculations, lookup_corpus, lookups, make_tools
-from recipes.agent.tasks.warm_start_examples import conversations
-from recipes.agent.tools.search import Search
-from recipes.agent.tools.toolbox import Toolbox
+from recipes.agent.task_calls import AgentGroup, TaskCalls
+from recipes.agent.tasks_and_tools import calculations, conversations, lookup_corpus, lookups, make_tools
+from recipes.agent.tools.computing_tools import Search
+from recipes.agent.tools.tool import Toolbox
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import ConfigError, WorkerDiedError, WorkerGroupError, load_job

@@ -17,11 +17,10 @@ import pytest
 
 from recipes.agent.boxes.box import PATH, BoxError
 from recipes.agent.boxes.boxes import BoxLimits, own_ids
-from recipes.agent.images.archives import load_archive, save_archive
-from recipes.agent.images.building import archive_of as place_of_archive
-from recipes.agent.images.building import image_of
-from recipes.agent.images.dockerfile import assignments, expand, read_dockerfile
-from recipes.agent.images.store import Image, ImageStore
+from recipes.agent.boxes.image_archives import load_archive, save_archive
+from recipes.agent.boxes.image_building import archive_of as place_of_archive
+from recipes.agent.boxes.image_building import assignments, expand, image_of, read_dockerfile
+from recipes.agent.boxes.image_store import Image, ImageStore
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.boxes.running import archive_of, stored
 from tests.unit.recipes.agent.harbor.made_tasks import write_files

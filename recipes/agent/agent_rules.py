@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from recipes.agent.config.agent_config import COMPONENTS, EPISODES, INDEX, AgentConfig, AgentWorkerConfig
-from recipes.agent.config.tool_config import HarborOptions
+from recipes.agent.agent_config import COMPONENTS, EPISODES, INDEX, AgentConfig, AgentWorkerConfig
+from recipes.agent.tool_config import HarborOptions
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.rules.job_rules import check_job, check_lengths
 from recipes.language.rules.problem_rules import check_rewards
@@ -84,7 +84,7 @@ def _check_tasks(config: AgentConfig, environment: HarborOptions, report: Report
     if not runs_in_this_interpreter(config, "agent"):
         return
     # Imported late, as only configurations with tasks need it.
-    from recipes.agent.harbor.checking import load_checked
+    from recipes.agent.harbor.grading import load_checked
     from recipes.agent.harbor.task_folder import HARBOR_HELP
 
     if environment.harness is not None and missing_modules(["harbor"]):

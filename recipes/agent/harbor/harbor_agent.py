@@ -1,4 +1,7 @@
-"""The agent that does tasks with images: it has a shell in a box, and its work is graded in a fresh box."""
+"""The agent that does tasks with images: it has a shell in a box, and its work is graded in a fresh box.
+
+Its tool `bash` runs commands there; a Harbor agent has tools of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,26 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from recipes.agent.boxes.admission import half_of_memory
-from recipes.agent.boxes.box import BoxError, Done
+from recipes.agent.agent_config import AgentConfig
+from recipes.agent.boxes.box import BoxEnded, BoxError, Done, LiveBox
+from recipes.agent.boxes.box_limits import half_of_memory
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
-from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.config.tool_config import HarborOptions
+from recipes.agent.boxes.image_building import image_of
+from recipes.agent.boxes.image_store import Image, ImageStore
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.harbor.checking import CheckedTask, load_checked
-from recipes.agent.harbor.grading import Grade, finish, grade, task_box
+from recipes.agent.endpoint import serve
+from recipes.agent.harbor.grading import CheckedTask, Grade, finish, grade, load_checked, task_box
 from recipes.agent.harbor.task_folder import TaskFolder
 from recipes.agent.harbor.trials import HarnessError, TrialBox, check_harness, run_trial, time_was_up
-from recipes.agent.images.building import image_of
-from recipes.agent.images.store import Image, ImageStore
-from recipes.agent.tools.bash import Bash
-from recipes.agent.tools.tool import ToolUnavailable
-from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
+from recipes.agent.tool_config import HarborOptions
+from recipes.agent.tools.tool import Observation, Tool, Toolbox, ToolCall, ToolError, ToolUnavailable
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
 from rlinf_core.process.inflight_ops import show_holdings
@@ -164,8 +166,6 @@ class TaskAgent:
             BoxError: the box failed.
             HarnessError: the agent failed, or ran out of time, before the model's first turn.
         """
-        from recipes.agent.endpoint import serve
-
         seconds = min(shared.task.agent_seconds, self._config.timeout)
         options = self._environment.agent_options
         async with serve(llm) as endpoint:
@@ -242,3 +242,62 @@ def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:
         rest = f", and {count - _MOST_DROPPED} more" if count > _MOST_DROPPED else ""
         lines.append(f"not kept for the tests: {', '.join(dropped[:_MOST_DROPPED])}{rest}")
     return Observation("\n".join(filter(None, lines)), "timeout" if result.timed_out else "", result.seconds)
+
+
+_PRINTED: Final = 3500
+
+
+class Bash(Tool):
+    """Runs a command; the result is its output, and its exit status if not 0.
+
+    Args:
+        box: the box of the run.
+        timeout: the time limit of one command in seconds.
+        user: the user in the box; "": root.
+
+    Attributes:
+        seconds: the total time of all commands.
+    """
+
+    name = "bash"
+    description = "runs a command of the shell and gives what it prints"
+    parameters: Mapping[str, Any] = MappingProxyType(
+        {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+    )
+    computes = True
+
+    def __init__(self, box: LiveBox, timeout: float, user: str = "") -> None:
+        self._box, self._timeout, self._user = box, timeout, user
+        self.seconds = 0.0
+
+    def argument(self, values: Mapping[str, Any]) -> str:
+        command = values.get("command")
+        if set(values) != {"command"} or not isinstance(command, str):
+            raise ToolError('the arguments of bash are {"command": TEXT}')
+        return command
+
+    async def call(self, argument: str) -> str:
+        began = time.perf_counter()
+        try:
+            done = await self._box.run(["bash", "-c", argument], user=self._user, timeout=self._timeout)
+        except BoxEnded as error:
+            raise ToolError(str(error)) from None
+        except BoxError as error:
+            raise ToolUnavailable(f"the box of the task: {error}") from None
+        finally:
+            self.seconds += time.perf_counter() - began
+        text = _middle_out((done.output + done.errors).decode(errors="replace").rstrip("\n"))
+        if done.timed_out:
+            raise ToolError(f"the command was ended after {self._timeout:g} s; it had printed: {text}")
+        if done.status == 0:
+            return text
+        ended = f"signal {-done.status}" if done.status < 0 else f"exit status {done.status}"
+        return f"{text}\n[{ended}]".lstrip("\n")
+
+
+def _middle_out(text: str) -> str:
+    """Return a text, without its middle if it is long: errors are often at the end."""
+    if len(text) <= _PRINTED:
+        return text
+    half = _PRINTED // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

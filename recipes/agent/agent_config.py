@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
-from recipes.agent.config.tool_config import (
+from recipes.agent.conversation.call_forms import PROBE_FUNCTION, taught_form
+from recipes.agent.tool_config import (
     TEXT_ENVIRONMENTS,
     TOOL_OPTIONS,
     HarborOptions,
@@ -55,8 +55,8 @@ _ELSEWHERE: Final = {
 # Generated tasks, which know the calls that lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
 # Programs that test a box, and the creation of a Harbor agent.
-BOX_PROBE: Final = "recipes.agent.boxes.box_probe"
-HARNESS_PROBE: Final = "recipes.agent.harbor.harness_probe"
+_BOX_PROBE: Final = "recipes.agent.boxes.box_probe"
+_HARNESS_PROBE: Final = "recipes.agent.harbor.trials"
 # The type of tasks that are seeds of an environment.
 EPISODES: Final = "episodes"
 _MARKS: Final = ("calculator", "search", "result")
@@ -232,7 +232,7 @@ class AgentConfig(LanguageConfig):
     # An agent may set its own reward.
     rewards_by_rule: ClassVar[bool] = False
 
-    warm_start_examples: ClassVar[str] = "recipes.agent.tasks.warm_start_examples:conversations"
+    warm_start_examples: ClassVar[str] = "recipes.agent.tasks_and_tools:conversations"
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         *LANGUAGE,
         IgnoredKeys(
@@ -327,9 +327,9 @@ def inputs(config: AgentConfig) -> list[Path]:
 def trials(config: AgentConfig) -> list[Trial]:
     """Return the checks of `rlinf doctor`: what agents need where they run, and the sandbox of rewards."""
     tool = [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []
-    boxes = [Trial("agent", "boxes", BOX_PROBE)] if config.plays_tasks else []
+    boxes = [Trial("agent", "boxes", _BOX_PROBE)] if config.plays_tasks else []
     tasks = config.agent.tasks
     if tasks is not None and tasks.harness is not None:
         named = (tasks.harness, json.dumps(tasks.agent_options), str(config.runner.seq_length))
-        boxes.append(Trial("agent", "harness", HARNESS_PROBE, named))
+        boxes.append(Trial("agent", "harness", _HARNESS_PROBE, named))
     return tool + boxes + reward_trials(config)

@@ -1,1 +1,0 @@
-"""Text environments for agents: a game, OpenEnv servers, the user's."""

@@ -1,1 +1,0 @@
-"""Images of boxes: built, loaded, kept and removed without a daemon."""

@@ -1,1 +1,0 @@
-"""Tasks of agents, their tools, and warm-start examples."""
