@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from recipes.serve.requests_and_results import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
+from recipes.serve.service.requests_and_results import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START_SECONDS = 240.0

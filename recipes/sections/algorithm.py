@@ -1,16 +1,20 @@
-"""`algorithm`: advantages, losses, how often samples are trained on, and options of a user's own component."""
+"""`algorithm`: advantages, losses, how often samples are trained on, options of a user's own component, and rules on
+keys that have no effect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
 from recipes.sections.values import KnownOrOwn, check_names
-from rlinf_core import ConfigError, ConfigModel, Count, Fraction
+from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.algorithms.options import option_names, options_model_of
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.model import WorldSizes
 from rlinf_core.config.sections.values import LossAggregation, NonNegativeFloat
 from rlinf_core.registry import import_target
 from rlinf_core.scalars import Data, Text
@@ -129,3 +133,33 @@ def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> lis
             return []
         known |= names
     return [name for name in written if name not in known]
+
+
+NOT_TRAINED: Final = IgnoredKeys(
+    ("algorithm", "actor.optim", "actor.global_batch_size", "actor.micro_batch_size"),
+    lambda config, sizes: config.runner.only_eval,
+    "`only_eval` trains nothing",
+    "it takes effect again without `runner.only_eval`",
+    because=("runner.only_eval",),
+    severity=Severity.NOTE,
+)
+
+
+def compares_within_groups(config: Any, sizes: WorldSizes) -> bool:
+    """Return whether the advantage compares only total rewards within a group."""
+    return config.algorithm.adv_type in WITHIN_GROUP_ADVANTAGES
+
+
+def adv_type(config: Any) -> str:
+    """Return the type of advantage that the file sets."""
+    return f"`adv_type: {config.algorithm.adv_type}`"
+
+
+def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares_within_groups) -> IgnoredKeys:
+    """Return the rule about `gamma` with an advantage of total rewards."""
+    return IgnoredKeys(
+        ("algorithm.gamma",),
+        when,
+        lambda config: f"{adv_type(config)} compares undiscounted total rewards",
+        because=("algorithm.adv_type",),
+    )

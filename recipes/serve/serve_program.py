@@ -18,9 +18,9 @@ from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named, not imported, as only workers need torch.
-ACTOR = WorkerReference[AdapterTraining]("recipes.serve.workers.adapter_actor:AdapterActor", AdapterTraining, "actor")
+ACTOR = WorkerReference[AdapterTraining]("recipes.serve.adapter_actor:AdapterActor", AdapterTraining, "actor")
 ROLLOUT = WorkerReference[SnapshotSampling](
-    "recipes.serve.workers.snapshot_sampler:SnapshotSampler", SnapshotSampling, "rollout"
+    "recipes.serve.snapshot_sampler:SnapshotSampler", SnapshotSampling, "rollout"
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig, unusable_port
-from recipes.serve.routes import SdkRoutes
+from recipes.serve.service.routes import SdkRoutes
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.state_file import state_folder
 from recipes.serve.service.tenants import Keys

@@ -19,7 +19,7 @@ from recipes.language.config.language_config import (
     with_default,
 )
 from recipes.language.config.language_no_effect import has_no_end, keeps_masters
-from recipes.sections.no_effect import checkpoints_of, of_one_rank, without_shards
+from recipes.sections.actor import checkpoints_of, of_one_rank, without_shards
 from recipes.sections.values import TestFiles, TrainFiles
 from rlinf_core import ConfigModel, Count, IgnoredKeys, JobConfig, Seed
 from rlinf_core.config.diagnostics import Severity

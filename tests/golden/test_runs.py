@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from recipes.serve.requests_and_results import SAMPLE_RESULT
+from recipes.serve.service.requests_and_results import SAMPLE_RESULT
 from tests.golden.frozen import DATA, check_frozen, leaves
 from tests.golden.jobs import ARITHMETIC, check_metrics, check_numbers, run_rlinf
 from tests.integration.recipes.serve.service_command import Service, service

@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from recipes.embodied.config.off_policy_settings import is_off_policy
-from recipes.sections.algorithm import ADVANTAGES
-from recipes.sections.no_effect import (
+from recipes.sections.actor import checkpoints_of, of_one_rank
+from recipes.sections.algorithm import (
+    ADVANTAGES,
     NOT_TRAINED,
     adv_type,
-    checkpoints_of,
     compares_within_groups,
     discount_of_total_rewards,
-    of_one_rank,
 )
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.diagnostics import Severity

@@ -32,8 +32,8 @@ from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, STATISTICS
 from recipes.embodied.models.normalization import Normalization
 from recipes.sections.model_folders import read_object
 from recipes.training.tied_weights import beneath_adapters, new_adapters
-from recipes.training.weights.state_checkpoint import ACTOR
-from recipes.training.weights.state_checkpoint import load_weights as load_checkpoint_weights
+from recipes.training.weights.training_state import ACTOR
+from recipes.training.weights.training_state import load_weights as load_checkpoint_weights
 from rlinf_core import CheckpointError, ConfigError
 from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.foreign.files import read_bounded

@@ -23,7 +23,7 @@ from recipes.embodied.loop.frames import FPS, EpisodeFrames
 from recipes.embodied.loop.videos import nothing_to_see, pick_per_outcome, tiled, write_videos
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
-from recipes.training.weights.state_checkpoint import ACTOR
+from recipes.training.weights.training_state import ACTOR
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.step_clock import Stopwatch

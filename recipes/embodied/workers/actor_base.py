@@ -30,8 +30,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.training.sharding import is_sharded
 from recipes.training.updater import check_weights
 from recipes.training.weight_sources import WeightsOfRankZero, WeightSource
-from recipes.training.weights.state_checkpoint import ACTOR
-from recipes.training.weights.training_state import TrainingState
+from recipes.training.weights.training_state import ACTOR, TrainingState
 from recipes.training.weights.weight_sync import WeightSender, piece_messages, receiver_ranks
 from recipes.training.without_memory import hollow_copy, without_memory
 from recipes.training.worker_parts import (

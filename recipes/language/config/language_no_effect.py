@@ -9,13 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from recipes.sections.no_effect import (
-    NOT_TRAINED,
-    adv_type,
-    checkpoints_of,
-    of_one_rank,
-    without_shards,
-)
+from recipes.sections.actor import checkpoints_of, of_one_rank, without_shards
+from recipes.sections.algorithm import NOT_TRAINED, adv_type
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.model import WorldSizes
 

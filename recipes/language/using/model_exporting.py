@@ -19,7 +19,7 @@ from recipes.language.weights.model_export import export
 from recipes.language.weights.written_model import check_written, expected_logprobs
 from recipes.training.huggingface import with_lora
 from recipes.training.typed_tensors import DTYPES
-from recipes.training.weights.state_checkpoint import load_weights
+from recipes.training.weights.training_state import load_weights
 from rlinf_core import CheckpointError, ConfigError, RLinfError
 from rlinf_core.runners.storage.first_contact import Difference
 

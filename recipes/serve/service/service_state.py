@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
-from recipes.serve.requests_and_results import sample_bytes
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.request_fields import invalid
+from recipes.serve.service.requests_and_results import sample_bytes
 from recipes.serve.service.state_file import SESSIONS, StateFile
 from recipes.serve.service.tenants import ClientSession, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns

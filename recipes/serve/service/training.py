@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from recipes.language.listening.limits import in_thread
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.requests_and_results import PassRequest, pass_bytes, read_data
 from recipes.serve.service.ledger import Promise, RequestFailure, RequestKey, digest_of
 from recipes.serve.service.request_fields import (
     adam,
@@ -22,6 +21,7 @@ from recipes.serve.service.request_fields import (
     model_settings,
     whole,
 )
+from recipes.serve.service.requests_and_results import PassRequest, pass_bytes, read_data
 from recipes.serve.service.service_state import ServiceState, StepFigures, finished
 from recipes.serve.service.tenants import Call, ClientSession, Sampler, ServedModel
 from recipes.serve.service.weight_store import ModelPoint

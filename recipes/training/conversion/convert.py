@@ -31,7 +31,7 @@ from recipes.training.conversion.archives import (
 )
 from recipes.training.tensor_files import Described, TensorFile, check_parts, check_shape, write_tensors
 from recipes.training.weights.shard_files import about_shards, shard_name
-from recipes.training.weights.state_checkpoint import VERSION
+from recipes.training.weights.training_state import VERSION
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import check_regular, open_regular, write_fault
 from rlinf_core.runners.storage.checkpoint import load_manifest

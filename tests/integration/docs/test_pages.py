@@ -19,7 +19,7 @@ from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.using.exporting import export
-from recipes.training.weights import state_checkpoint
+from recipes.training.weights import training_state
 from rlinf_core import Recipe
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
@@ -104,7 +104,7 @@ PAGE = DOCS / "evaluation.md"
 def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
     model, spec = EmbodiedModelConfig(), EnvSpec(state_size=21, action_size=8, has_instructions=True)
     policy = make_model(model, spec)
-    state_checkpoint.save(tmp_path / "trained", policy, torch.optim.AdamW(policy.parameters()), 1)
+    training_state.save(tmp_path / "trained", policy, torch.optim.AdamW(policy.parameters()), 1)
     write_description(tmp_path / "trained", model, spec, Normalization())
     config = load_job("embodied/pick-laptop").config
     export(config, tmp_path / "trained", tmp_path / "exported", "safetensors")  # pyright: ignore[reportArgumentType]

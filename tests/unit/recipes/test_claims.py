@@ -31,7 +31,7 @@ from recipes.language.data.problem_sources import check_file, read_file
 from recipes.language.listening.limits import json_body
 from recipes.language.listening.request_error import RequestError
 from recipes.sections.model_folders import fault_of_weights
-from recipes.serve.requests_and_results import read_data, read_pass
+from recipes.serve.service.requests_and_results import read_data, read_pass
 from recipes.serve.service.state_file import StateFile, state_folder
 from recipes.training.arrays import read_arrays
 from recipes.training.conversion.archives import load_archive

@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from recipes.serve.requests_and_results import SAMPLE_RESULT
+from recipes.serve.service.requests_and_results import SAMPLE_RESULT
 from tests.integration.recipes.serve.service_command import (
     NO_SDK,
     PYTHON,

@@ -24,7 +24,7 @@ from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.language.data.problem_sources import read_file
 from recipes.training.huggingface import config_of, load_pretrained, load_tokenizer
-from recipes.training.weights import state_checkpoint
+from recipes.training.weights import training_state
 from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.job.load import load_job
@@ -56,7 +56,7 @@ def _checkpoint(run: RunFolder) -> None:
     folder, model = store.begin(1), policy_model({"hidden_dim": 8})
     policy = make_model(model, SPEC)
     policy.normalization = normalization(SPEC)
-    state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
+    training_state.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
     write_description(folder, model, SPEC, policy.normalization)
     policy.normalization.save(folder)
     torch.save({"updates": 1}, folder / "learner.pt")
@@ -72,7 +72,7 @@ def _resume(run: Path) -> None:
     source = find_source(str(run), run.parent, "full")
     assert source is not None
     policy = torch.nn.Linear(1, 1)
-    state_checkpoint.load(source.path, policy, torch.optim.AdamW(policy.parameters()))
+    training_state.load(source.path, policy, torch.optim.AdamW(policy.parameters()))
 
 
 def _loads(run: Path) -> Iterator[Callable[[], object]]:

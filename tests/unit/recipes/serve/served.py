@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, cast
 import httpx
 import numpy as np
 
+from recipes.serve.adapter_actor import AdapterActor
 from recipes.serve.config import ServeConfig
-from recipes.serve.requests_and_results import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
-from recipes.serve.routes import SdkRoutes
+from recipes.serve.service.requests_and_results import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
+from recipes.serve.service.routes import SdkRoutes
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import Keys
+from recipes.serve.snapshot_sampler import SnapshotSampler
 from recipes.serve.values import ServedFacts
-from recipes.serve.workers.adapter_actor import AdapterActor
-from recipes.serve.workers.snapshot_sampler import SnapshotSampler
 from rlinf_core import WorkerGroupError
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, in_thread

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve import requests_and_results
 from recipes.serve.config import inputs
-from recipes.serve.requests_and_results import (
+from recipes.serve.service import requests_and_results
+from recipes.serve.service.requests_and_results import (
     PASS_MESSAGE,
     PASS_RESULT,
     SAMPLE_RESULT,

@@ -16,7 +16,7 @@ from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
-from recipes.training.weights import state_checkpoint
+from recipes.training.weights import training_state
 from recipes.training.weights.shard_files import shard_name
 from rlinf_cli.job.job_file import without_start, without_training_data
 from rlinf_cli.run.policies import checkpoint_of, find_run_folder
@@ -210,7 +210,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2):
         folder, policy = store.begin(step), make_model(model, SPEC)
         policy.normalization = normalization(SPEC)
-        state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
+        training_state.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
         write_description(folder, model, SPEC, policy.normalization)
         policy.normalization.save(folder)
         store.commit(step, Manifest(step=step))

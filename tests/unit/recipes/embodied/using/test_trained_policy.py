@@ -19,7 +19,7 @@ from recipes.embodied.models.policy_folder import read_description, write_descri
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.using.exporting import export
 from recipes.embodied.using.trained_policy import load
-from recipes.training.weights import state_checkpoint
+from recipes.training.weights import training_state
 from rlinf_core import CheckpointError, ConfigError, RLinfError, load_policy
 
 STATES = EnvSpec(5, 3)
@@ -50,7 +50,7 @@ def trained(folder: Path, spec: EnvSpec, spread: float = 0.4, **model: Any) -> E
         for weight in policy.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     policy.normalization = normalization(spec, spread)
-    state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
+    training_state.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
     write_description(folder, config.actor.model, spec, policy.normalization)
     policy.normalization.save(folder)
     return config

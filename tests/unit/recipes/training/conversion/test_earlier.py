@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from recipes.training.conversion.convert import EarlierWeights, convert_checkpoint
 from recipes.training.tensor_files import below, read_tensors, write_tensors
-from recipes.training.weights import state_checkpoint
+from recipes.training.weights import training_state
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners.storage.checkpoint import MANIFEST
 from tests.payloads import Payload, archived, pickled
@@ -66,9 +66,9 @@ def test_a_checkpoint_of_torchs_own_writer_is_resumed(earlier: Path) -> None:
     policy, optimizer = by_torch(earlier)
     other, state = trained(2)
     with pytest.raises(CheckpointError, match="written by an earlier rlinf") as caught:
-        state_checkpoint.load(earlier, other, state)
+        training_state.load(earlier, other, state)
     assert "rlinf runs convert RUN" in str(caught.value.help)
-    assert state_checkpoint.load(converted(earlier), other, state) == 7
+    assert training_state.load(converted(earlier), other, state) == 7
     assert all(torch.equal(one, two) for one, two in zip(policy.parameters(), other.parameters(), strict=True))
     mine, theirs = optimizer.state_dict(), state.state_dict()
     assert mine["param_groups"] == theirs["param_groups"]
@@ -94,7 +94,7 @@ def test_files_of_torch_save_and_others_go_over(earlier: Path) -> None:
 
 def test_one_of_this_version_is_left_alone(tmp_path: Path) -> None:
     folder, into = tmp_path / "global_step_1", tmp_path / "new"
-    state_checkpoint.save(folder, *trained(1), version=1)
+    training_state.save(folder, *trained(1), version=1)
     describe(folder)
     into.mkdir()
     assert not convert_checkpoint(folder, into)

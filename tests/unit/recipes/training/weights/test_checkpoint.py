@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.training.weights import state_checkpoint
+from recipes.training.weights import training_state
 from recipes.training.weights.shard_files import shard_name
 from rlinf_core.errors import CheckpointError
 
@@ -32,11 +32,11 @@ def test_weights_that_no_loss_has_reached_have_a_state_too(tmp_path: Path) -> No
     idle = torch.nn.Linear(3, 1)
     both = torch.nn.ModuleList((policy, idle))
     optimizer.add_param_group({"params": list(idle.parameters())})
-    state_checkpoint.save(tmp_path, both, optimizer, version=1)
+    training_state.save(tmp_path, both, optimizer, version=1)
     other = torch.nn.ModuleList((torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)))
     state = torch.optim.Adam(other[0].parameters())
     state.add_param_group({"params": list(other[1].parameters())})
-    state_checkpoint.load(tmp_path, other, state)
+    training_state.load(tmp_path, other, state)
     steps = [float(item["step"]) for item in state.state_dict()["state"].values()]
     assert steps == [1, 1, 0, 0]
 
@@ -52,21 +52,21 @@ def test_group_without_weights_keeps_its_settings(tmp_path: Path) -> None:
     optimizer = with_empty_group(policy)
     policy(torch.ones(3)).sum().backward()
     optimizer.step()
-    state_checkpoint.save(tmp_path, policy, optimizer, version=1)
+    training_state.save(tmp_path, policy, optimizer, version=1)
     other, _ = trained(3)
     state = with_empty_group(other)
-    state_checkpoint.load(tmp_path, other, state)
+    training_state.load(tmp_path, other, state)
     assert state.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
     # A run that went on from a checkpoint saves the very bytes of one that nothing happened to.
-    state_checkpoint.save(tmp_path / "again", other, state, version=1)
-    first, again = (folder / state_checkpoint.ACTOR / SHARD for folder in (tmp_path, tmp_path / "again"))
+    training_state.save(tmp_path / "again", other, state, version=1)
+    first, again = (folder / training_state.ACTOR / SHARD for folder in (tmp_path, tmp_path / "again"))
     assert first.read_bytes() == again.read_bytes()
 
 
 def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
-    (tmp_path / state_checkpoint.ACTOR).write_text("in the way")
+    (tmp_path / training_state.ACTOR).write_text("in the way")
     with pytest.raises(CheckpointError, match="cannot be written") as caught:
-        state_checkpoint.save(tmp_path, *trained(3), version=1)
+        training_state.save(tmp_path, *trained(3), version=1)
     assert "File exists" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
@@ -77,7 +77,7 @@ def test_a_disk_that_is_full_is_named_with_its_room(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("recipes.training.tensor_files.TensorFile.write", full)
     with pytest.raises(CheckpointError, match="weights cannot be written") as caught:
-        state_checkpoint.save(tmp_path, *trained(3), version=1)
+        training_state.save(tmp_path, *trained(3), version=1)
     words = r"No space left on device: the disk has [\d.]+ (MiB )?of \d+ [MG]iB free"
     assert re.fullmatch(words, caught.value.why or "")
 
@@ -85,9 +85,9 @@ def test_a_disk_that_is_full_is_named_with_its_room(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("there", [False, True])
 def test_what_is_missing_or_of_another_model_names_its_cause(tmp_path: Path, there: bool) -> None:
     if there:
-        state_checkpoint.save(tmp_path, *trained(4), version=1)
+        training_state.save(tmp_path, *trained(4), version=1)
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
-        state_checkpoint.load(tmp_path, *trained(3))
+        training_state.load(tmp_path, *trained(3))
     assert "Traceback" not in str(caught.value)
     assert ("size" if there else "copy the checkpoint again") in str(caught.value)
     assert ("copy" in str(caught.value)) != there
@@ -103,11 +103,11 @@ def test_untrained_weights_are_written_where_nothing_has_them(tmp_path: Path) ->
     policy, optimizer = half_trained(0)
     for frozen in (True, False):
         folder = tmp_path / str(frozen)
-        state_checkpoint.save(folder, policy, optimizer, version=1, frozen=frozen)
+        training_state.save(folder, policy, optimizer, version=1, frozen=frozen)
         other, _ = half_trained(1)
-        state_checkpoint.load_weights(folder, other)
+        training_state.load_weights(folder, other)
         resumed, state = half_trained(2)
-        assert state_checkpoint.load(folder, resumed, state) == 1
+        assert training_state.load(folder, resumed, state) == 1
         for read in (other, resumed):
             same = {name: torch.equal(weight, policy.get_parameter(name)) for name, weight in read.named_parameters()}
             assert same == {"0.weight": frozen, "0.bias": frozen, "1.weight": True, "1.bias": True}
@@ -130,18 +130,18 @@ def test_weights_without_adapters_are_read_beneath_new_ones(tmp_path: Path) -> N
             return self.head(self.body(inputs))
 
     plain = Policy(0, adapted=False)
-    state_checkpoint.save(tmp_path / "plain", plain, torch.optim.Adam(plain.parameters()), version=1)
+    training_state.save(tmp_path / "plain", plain, torch.optim.Adam(plain.parameters()), version=1)
     adapted = Policy(1, adapted=True)
-    state_checkpoint.load_weights(tmp_path / "plain", adapted)
+    training_state.load_weights(tmp_path / "plain", adapted)
     inputs = torch.ones(5, 3)
     assert torch.equal(adapted(inputs), plain(inputs))  # adapters begin with nothing
-    state_checkpoint.save(tmp_path / "adapted", adapted, torch.optim.Adam(adapted.parameters()), version=2, frozen=True)
+    training_state.save(tmp_path / "adapted", adapted, torch.optim.Adam(adapted.parameters()), version=2, frozen=True)
     again = Policy(2, adapted=True)
-    state_checkpoint.load_weights(tmp_path / "adapted", again)
+    training_state.load_weights(tmp_path / "adapted", again)
     assert all(torch.equal(weight, adapted.state_dict()[name]) for name, weight in again.state_dict().items())
     # What was trained with adapters is not read by a model that has none.
     with pytest.raises(CheckpointError) as caught:
-        state_checkpoint.load_weights(tmp_path / "adapted", Policy(3, adapted=False))
+        training_state.load_weights(tmp_path / "adapted", Policy(3, adapted=False))
     assert "the checkpoint has no weight `body.0" in str(caught.value.why)
 
 
@@ -153,10 +153,10 @@ def test_other_kinds_of_numbers_are_not_converted(tmp_path: Path) -> None:
 
     def save(dtype: torch.dtype) -> Path:
         policy = Counted(dtype)
-        state_checkpoint.save(tmp_path / str(dtype), policy, torch.optim.Adam(policy.parameters()), version=1)
+        training_state.save(tmp_path / str(dtype), policy, torch.optim.Adam(policy.parameters()), version=1)
         return tmp_path / str(dtype)
 
-    state_checkpoint.load_weights(save(torch.float64), Counted(torch.float32))
+    training_state.load_weights(save(torch.float64), Counted(torch.float32))
     for stored, own in ((torch.int64, torch.float32), (torch.float32, torch.bool)):
         with pytest.raises(CheckpointError, match=rf"`model.count` is of {stored}, the model's is of {own}"):
-            state_checkpoint.load_weights(save(stored), Counted(own))
+            training_state.load_weights(save(stored), Counted(own))

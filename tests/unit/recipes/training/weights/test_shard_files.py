@@ -16,7 +16,7 @@ from torch.distributed import checkpoint as dcp
 
 from recipes.training.tensor_files import Described, TensorFile, check_parts, tensors_in
 from recipes.training.weights.shard_files import ShardReader, about_shards, shard_name
-from recipes.training.weights.state_checkpoint import load_weights
+from recipes.training.weights.training_state import load_weights
 from rlinf_core.errors import CheckpointError
 from tests.unit.recipes.training.ranks import CASES, learn, made
 from tests.unit.recipes.two_processes import run_two

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.models.policy import LanguagePolicy
+from recipes.serve.adapter_actor import LOSSES, shares
+from recipes.serve.adapters import ModelVariants, data_logprobs
 from recipes.serve.values import LOSS_INPUTS, AdapterSettings, Datum
-from recipes.serve.workers.adapters import ModelVariants
-from recipes.serve.workers.datum_packing import LOSSES, data_logprobs, shares
 from rlinf_core import ConfigError
 
 

@@ -14,7 +14,7 @@ import torch
 
 from recipes.language.models.load_model import load_model
 from recipes.sections.model_folders import ADAPTED
-from recipes.serve.workers.adapters import WEIGHTS
+from recipes.serve.adapters import WEIGHTS
 from recipes.training.tensor_files import read_tensors
 
 

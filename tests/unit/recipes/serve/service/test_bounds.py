@@ -14,9 +14,9 @@ from recipes.language.listening import limits
 from recipes.language.listening.limits import MOST_CONNECTIONS
 from recipes.language.listening.listener import listening
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.requests_and_results import SAMPLE_RESULT
 from recipes.serve.service import ledger as ledgers
 from recipes.serve.service import sampling, service_state, training
+from recipes.serve.service.requests_and_results import SAMPLE_RESULT
 from recipes.serve.service.service_state import Quotas
 from recipes.serve.service.state_file import REQUESTS, StateFile
 from tests.unit.recipes.serve.conftest import Start

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import Sequence
 from recipes.sections.model_folders import ADAPTED
+from recipes.serve.adapters import WEIGHTS
 from recipes.serve.config import ServeConfig
+from recipes.serve.snapshot_engines import SnapshotEngines
 from recipes.serve.values import ADAPTER, Drawing, request_of
-from recipes.serve.workers.adapters import WEIGHTS
-from recipes.serve.workers.snapshot_engines import SnapshotEngines
 from recipes.training.tensor_files import write_tensors
 from tests.unit.recipes.language.engines.contract import (
     END,

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 import torch
 
+from recipes.serve import vllm_snapshots
+from recipes.serve.adapters import ModelVariants
+from recipes.serve.snapshot_engines import SnapshotEngines, TorchSnapshots
+from recipes.serve.snapshot_sampler import SnapshotSampler
 from recipes.serve.values import AdapterSettings, request_of
-from recipes.serve.workers import vllm_snapshots
-from recipes.serve.workers.adapters import ModelVariants
-from recipes.serve.workers.snapshot_engines import SnapshotEngines, TorchSnapshots
-from recipes.serve.workers.snapshot_sampler import SnapshotSampler
-from recipes.serve.workers.vllm_snapshots import VllmSnapshots, make_vllm_snapshots
+from recipes.serve.vllm_snapshots import VllmSnapshots, make_vllm_snapshots
 from tests.unit.recipes.language.engines.contract import VOCABULARY, contract_model
 from tests.unit.recipes.language.in_threads import Hub, in_thread
-from tests.unit.recipes.serve.workers import fake_vllm
-from tests.unit.recipes.serve.workers.snapshot_contract import (
+from tests.unit.recipes.serve import fake_vllm
+from tests.unit.recipes.serve.snapshot_contract import (
     ContractTokenizer,
     SnapshotContract,
     contract_config,

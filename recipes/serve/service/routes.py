@@ -24,8 +24,8 @@ from recipes.language.listening.limits import (
     unless_gone,
 )
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.requests_and_results import read_pass
 from recipes.serve.service.ledger import Promise, RequestFailure, StoredRequest
+from recipes.serve.service.requests_and_results import read_pass
 from recipes.serve.service.sampling import SamplingRequests
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import ClientSession, Keys, Sampler

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.serve import routes
-from recipes.serve.requests_and_results import SAMPLE_RESULT
-from recipes.serve.service import training
-from recipes.serve.workers.snapshot_engines import TorchSnapshots
-from recipes.serve.workers.snapshot_sampler import SnapshotSampler
+from recipes.serve.service import routes, training
+from recipes.serve.service.requests_and_results import SAMPLE_RESULT
+from recipes.serve.snapshot_engines import TorchSnapshots
+from recipes.serve.snapshot_sampler import SnapshotSampler
 from rlinf_core import WorkerDiedError
 from tests.mistakes import HOSTILE, garbled, mutated
 from tests.peak_memory import take_peak
@@ -39,7 +38,7 @@ from tests.unit.recipes.serve.served import (
     step_fields,
     workers,
 )
-from tests.unit.recipes.serve.workers.snapshot_contract import drawing
+from tests.unit.recipes.serve.snapshot_contract import drawing
 
 
 def requests_of(session: str, model: str, sampler: str) -> list[tuple[str, dict[str, Any]]]:

@@ -15,10 +15,9 @@ from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.models.plain_check import plain_attention
+from recipes.serve.adapters import ModelVariants, data_logprobs, load_base
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens, read_adapter
-from recipes.serve.workers.adapters import ModelVariants, load_base
-from recipes.serve.workers.datum_packing import data_logprobs
 
 # The steps of an engine before it is the next engine's turn.
 _TURN = 8

@@ -8,19 +8,22 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from recipes.language.models.load_model import make_model
+from recipes.language.models.packing import RowLayout
 from recipes.language.models.policy import LanguagePolicy
 from recipes.sections.model_folders import ADAPTED
 from recipes.serve.config import ServeConfig
-from recipes.serve.values import ADAPTER, AdapterSettings, ServedFacts, read_adapter
+from recipes.serve.values import ADAPTER, AdapterSettings, Datum, ServedFacts, read_adapter
 from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.typed_tensors import DTYPES
 from rlinf_core import ConfigError
@@ -292,3 +295,23 @@ def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights of a model and the buffers in its state, each once."""
     state, buffers = model.state_dict(), dict(model.named_buffers())
     return {**dict(model.named_parameters()), **{name: state[name] for name in state if name in buffers}}
+
+
+def data_logprobs(policy: LanguagePolicy, data: Sequence[Datum], device: torch.device | str = "cpu") -> Tensor:
+    """Return the log-probabilities of the targets of data, in the order of data, positions and K; float32 [A].
+
+    Common prefixes of data are computed once if worth it, and so are equal targets at a position.
+    """
+    longest = max(len(datum.tokens) for datum in data)
+    layout = RowLayout([datum.tokens.tolist() for datum in data], masks=policy.takes_masks(longest))
+    positions: list[npt.NDArray[np.int64]] = []
+    targets: list[npt.NDArray[np.int64]] = []
+    for number, datum in enumerate(data):
+        asked = datum.values["target_tokens"].astype(np.int64)
+        positions.append(layout.places(number).numpy().repeat(asked.shape[1] if asked.ndim == 2 else 1))
+        targets.append(asked.reshape(-1))
+    pairs = np.stack([np.concatenate(positions), np.concatenate(targets)])
+    once, again = np.unique(pairs, axis=1, return_inverse=True)
+    predictors, wanted = (torch.from_numpy(part) for part in once)
+    rows = layout.rows(predictors, wanted, device)
+    return policy(rows).logprobs.index_select(0, torch.from_numpy(again.reshape(-1)).to(device))

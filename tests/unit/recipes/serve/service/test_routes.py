@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from recipes.language.models.plain_check import plain_attention
-from recipes.serve import routes
-from recipes.serve.requests_and_results import SAMPLE_RESULT
+from recipes.serve.service import routes
+from recipes.serve.service.requests_and_results import SAMPLE_RESULT
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import (
     ROWS,

@@ -22,10 +22,10 @@ from recipes.language.engines.vllm_adapter import reserved_rank
 from recipes.language.engines.vllm_engine import VllmEngine
 from recipes.language.models.load_model import make_model
 from recipes.sections.model_folders import ADAPTED
+from recipes.serve.adapters import WEIGHTS, served_dtype
 from recipes.serve.config import MOST_LIKELY, ServeConfig
+from recipes.serve.snapshot_engines import Drawn, SnapshotEngines, no_tokens
 from recipes.serve.values import Drawing, FloatArray, TopTokens, read_adapter
-from recipes.serve.workers.adapters import WEIGHTS, served_dtype
-from recipes.serve.workers.snapshot_engines import Drawn, SnapshotEngines, no_tokens
 from recipes.training.tensor_files import write_tensors
 from rlinf_core import WorkerDiedError
 

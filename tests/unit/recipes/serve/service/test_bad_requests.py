@@ -195,7 +195,7 @@ async def test_compressed_and_malformed_bodies_are_refused(start: Start) -> None
 
 
 async def test_image_and_sparse_tensors_out_of_bounds_are_refused(start: Start) -> None:
-    from recipes.serve.requests_and_results import PASS_MESSAGE
+    from recipes.serve.service.requests_and_results import PASS_MESSAGE
 
     def with_image(message: Any) -> None:
         message.data[0].input.add().image = b"png"

@@ -13,10 +13,10 @@ from recipes.language.answers.sequences import Sequence
 from recipes.language.engines.own.engine_check import check_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.models.plain_check import PLAIN
+from recipes.serve.adapters import load_base, served_facts
 from recipes.serve.config import ServeConfig
+from recipes.serve.snapshot_engines import SnapshotEngines, TorchSnapshots
 from recipes.serve.values import Drawing, DrawnAnswer, SampleOutcome, ServedFacts, request_of
-from recipes.serve.workers.adapters import load_base, served_facts
-from recipes.serve.workers.snapshot_engines import SnapshotEngines, TorchSnapshots
 from recipes.training.worker_parts import ComparingWorker
 from rlinf_core import RLinfError, WorkerDiedError
 
@@ -49,7 +49,7 @@ class SnapshotSampler(ComparingWorker):
         tokenizer = make_tokenizer(config.actor)
         stops = stop_token_ids(tokenizer, config.actor.model.model_path)
         if config.rollout.backend == "vllm":
-            from recipes.serve.workers.vllm_snapshots import make_vllm_snapshots
+            from recipes.serve.vllm_snapshots import make_vllm_snapshots
 
             owner = str(self.worker_info.address)
             made, vocabulary = make_vllm_snapshots(config, tokenizer, self.torch_device, owner)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recipes.language.models.load_model import load_model
-from recipes.serve.workers.adapters import WEIGHTS
+from recipes.serve.adapters import WEIGHTS
 from recipes.training.tensor_files import read_tensors, write_tensors
 from rlinf_core import WorkerDiedError
 from tests.unit.recipes.serve.conftest import Start

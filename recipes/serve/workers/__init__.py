@@ -1,1 +1,0 @@
-"""The workers of the service: they train adapters of one model, and sample from snapshots of them."""
