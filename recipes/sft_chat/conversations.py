@@ -1,7 +1,8 @@
-"""Conversations to learn from, read from files or generated."""
+"""Conversations to learn from, read from files or generated, and the validation rules of recipe `sft_chat`."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,25 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.data.chat_messages import ALIGNED_SUFFIX, Message, read_messages, read_tools, without_nulls
 from recipes.language.data.problem_sources import Sums, located_rows
-from recipes.sft_chat.config import ChatDataConfig
+from recipes.language.rules.job_rules import facts
+from recipes.language.rules.model_rules import (
+    MODEL,
+    Fault,
+    check_packages,
+    faults_of_folder,
+    has_chat_template,
+    lacks_folder,
+    report_faults,
+    tokenizer_faults,
+)
+from recipes.language.templates.chat_template import WITHOUT_TEMPLATE
+from recipes.sections.checks import Report, WorldSizes, check_sections, report_absent, report_unusable
+from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
+from recipes.sections.model_folders import require_folder
+from recipes.sft_chat.config import ChatConfig, ChatDataConfig
 from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.suggest import excerpt
 
 ASSISTANT: Final = "assistant"
@@ -24,7 +42,9 @@ _ALPACA: Final = "instruction"
 _MOST_SUMS: Final = 3
 _VAL_SUMS: Final = 100
 # The number of rows of a file that validation reads.
-FIRST_ROWS: Final = 200
+_FIRST_ROWS: Final = 200
+_TRAIN: Final[KeyPath] = ("data", "train_data_paths")
+_VAL: Final[KeyPath] = ("data", "val_data_paths")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +79,10 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Chat
         return generated(config, _VAL_SUMS, "evaluation") if evaluation else generated(config, config.train_size, "")
     if config.val_data_paths:
         paths = config.val_data_paths if evaluation else config.train_data_paths
-        return [row for path in paths for row in read_conversations(path, config)]
+        return [row for path in paths for row in _read(path, config)]
     if evaluation and not config.val_size:
         return []
-    whole = [row for path in config.train_data_paths for row in read_conversations(path, config)]
+    whole = [row for path in config.train_data_paths for row in _read(path, config)]
     cut = len(whole) - config.val_size
     if cut < 1:
         raise ConfigError(
@@ -72,7 +92,7 @@ def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[Chat
     return whole[cut:] if evaluation else whole[:cut]
 
 
-def read_conversations(path: str, config: ChatDataConfig, most: int | None = None) -> Iterator[ChatRow]:
+def _read(path: str, config: ChatDataConfig, most: int | None = None) -> Iterator[ChatRow]:
     """Yield the conversations of a file, or of its first `most` rows; raises as `load_conversations` does."""
     aligned = Path(path).suffix == ALIGNED_SUFFIX
     for place, row in located_rows(path, most):
@@ -223,16 +243,96 @@ def _weight(message: Mapping[str, Any], place: str, number: int) -> bool:
     return bool(weight)
 
 
-def check_rows(config: ChatDataConfig, paths: Sequence[str], most: int | None = None) -> None:
-    """Check the rows of files, or the first `most` of each; raises as `load_conversations` does."""
-    for path in paths:
-        for _ in read_conversations(path, config, most):
-            pass
+def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report inconsistent settings of this recipe."""
+    check_sections(config, config.runner, facts(config), ("actor",), report)
+    _check_source(config, report)
+    if not runs_in_this_interpreter(config, "actor"):
+        return
+    check_packages(config, report)
+    _check_files(config, report)
+    if not lacks_folder(config.actor.model.model_path, MODEL, report):
+        report_faults(config, _faults(config), report)
 
 
-def has_messages(path: str, config: ChatDataConfig) -> bool:
+def _check_source(config: ChatConfig, report: Report) -> None:
+    data = config.data
+    if data.type == "chat" and not data.train_data_paths:
+        report(
+            _TRAIN,
+            "missing-key",
+            "`data.type: chat` learns from files, but none are named",
+            "write `data.train_data_paths: FILE`, of JSONL or Parquet; or `type: sums` for generated conversations",
+        )
+    if data.source == "sums" and (data.train_data_paths or data.val_data_paths):
+        report.conflict(
+            "data.train_data_paths data.val_data_paths",
+            "the conversations are generated sums, but files are set too",
+            "write `data.type: chat`, or remove the files",
+            about="data.type",
+        )
+    if config.runner.only_eval and not data.evaluates:
+        report.conflict("runner.only_eval", "there is nothing to evaluate on", "write `data.val_data_paths: FILE`")
+    if data.source == "chat" and config.actor.model.model_path is None:
+        report.conflict(
+            "data.train_data_paths actor.model.model_path",
+            "there is no `model_path`, and a model built from scratch reads only digits and signs",
+            "give `actor.model.model_path`, unless the conversations are of sums",
+            severity=Severity.WARNING,
+        )
+
+
+def _check_files(config: ChatConfig, report: Report) -> None:
+    """Report files that cannot be read, or whose first rows are invalid."""
+    files = (*config.data.train_data_paths, *config.data.val_data_paths)
+    parquet = ["pyarrow"] if any(path.endswith(".parquet") for path in files) else []
+    if lacks_packages(_TRAIN, "Parquet files need", parquet, report):
+        return
+    for key, paths in ((_TRAIN, config.data.train_data_paths), (_VAL, config.data.val_data_paths)):
+        for path in paths:
+            if not os.path.exists(path):
+                report_absent(key, path, report)
+                continue
+            try:
+                for _ in _read(path, config.data, _FIRST_ROWS):
+                    pass
+            except ConfigError as error:
+                report_unusable(key, error, report)
+
+
+def _faults(config: ChatConfig) -> list[Fault]:
+    """Return the faults of the existing folders of the model and the tokenizer."""
+    folder = config.actor.model.model_path
+    faults = faults_of_folder(MODEL, folder, config.runner.seq_length) + tokenizer_faults(config, chat=False)
+    tokenizer = config.actor.tokenizer.tokenizer_model or folder
+    if tokenizer is not None and os.path.isdir(tokenizer) and not has_chat_template(Path(tokenizer)):
+        for key, paths in ((_TRAIN, config.data.train_data_paths), (_VAL, config.data.val_data_paths)):
+            if any(os.path.exists(path) and _has_messages(path, config.data) for path in paths):
+                message = f"its rows are messages of a chat, but the tokenizer in `{tokenizer}` has no chat template"
+                faults.append(Fault(key, message, WITHOUT_TEMPLATE))
+    return faults
+
+
+def _has_messages(path: str, config: ChatDataConfig) -> bool:
     """Return whether one of the first rows of a file has messages; False if the file cannot be read."""
     try:
-        return any(row.messages for row in read_conversations(path, config, FIRST_ROWS))
+        return any(row.messages for row in _read(path, config, _FIRST_ROWS))
     except ConfigError:
         return False
+
+
+def require_inputs(config: ChatConfig) -> None:
+    """Check, before a run on this machine starts, all rows and the model's folder.
+
+    Raises:
+        ConfigError: a row is not a conversation, or a folder is not usable.
+    """
+    if not runs_in_this_interpreter(config, "actor"):
+        return
+    folder = config.actor.model.model_path
+    if folder is not None:
+        require_folder(folder, "a folder that `save_pretrained` wrote")
+    for fault in _faults(config):
+        raise ConfigError(fault.message, help=fault.help)
+    for evaluation in (False, True):
+        load_conversations(config.data, evaluation=evaluation)

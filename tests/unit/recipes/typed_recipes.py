@@ -26,7 +26,7 @@ from recipes.serve import config as serve_config
 from recipes.serve import serve_program
 from recipes.sft import config as sft_config
 from recipes.sft import sft_program
-from recipes.sft_chat import chat_actor, chat_rules, chat_runner
+from recipes.sft_chat import chat_actor, chat_runner, conversations
 from recipes.sft_chat import config as chat_config
 from recipes.training.conversion import convert
 from rlinf_core import Recipe
@@ -116,7 +116,7 @@ RECIPES = (
         config=chat_config.ChatConfig,
         default_config="",
         program=chat_runner.program,
-        check=chat_rules.check,
+        check=conversations.check,
         facts=job_rules.facts,
         export=model_exporting.export_checkpoint,
         evaluate=chat_actor.evaluate,
