@@ -21,9 +21,9 @@ from rlinf_core.scalars import Data, Text
 
 # Advantages that compare only total rewards within a group; all that compare the members of a group; all advantages
 # that every recipe has.
-WITHIN_GROUP_ADVANTAGES: Final = ("grpo", "dr_grpo", "rloo")
-GROUP_ADVANTAGES: Final = (*WITHIN_GROUP_ADVANTAGES, "reinforce_pp_baseline")
-ADVANTAGES: Final = ("gae", *WITHIN_GROUP_ADVANTAGES, "reinforce_pp", "reinforce_pp_baseline")
+_WITHIN_GROUP: Final = ("grpo", "dr_grpo", "rloo")
+GROUP_ADVANTAGES: Final = (*_WITHIN_GROUP, "reinforce_pp_baseline")
+ADVANTAGES: Final = ("gae", *_WITHIN_GROUP, "reinforce_pp", "reinforce_pp_baseline")
 LOSSES: Final = ("actor_critic", "actor")
 
 
@@ -147,7 +147,7 @@ NOT_TRAINED: Final = IgnoredKeys(
 
 def compares_within_groups(config: Any, sizes: WorldSizes) -> bool:
     """Return whether the advantage compares only total rewards within a group."""
-    return config.algorithm.adv_type in WITHIN_GROUP_ADVANTAGES
+    return config.algorithm.adv_type in _WITHIN_GROUP
 
 
 def adv_type(config: Any) -> str:

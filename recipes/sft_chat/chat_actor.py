@@ -39,11 +39,11 @@ from rlinf_core.job.recipe import ProcessForecast
 from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage.first_contact import Difference
 
-SCHEMA: Final = "rlinf.eval_chat/1"
+_SCHEMA: Final = "rlinf.eval_chat/1"
 
 
 @torch.no_grad()
-def summed_loss(
+def _summed_loss(
     compute: Callable[[PackedRows], AnswerEval],
     examples: Sequence[ChatExample],
     parts: Iterable[Sequence[int]],
@@ -68,8 +68,8 @@ def summed_loss(
     return total
 
 
-def loss_figures(total: Tensor) -> dict[str, float]:
-    """Return mean loss, perplexity and number of tokens, given the result of `summed_loss`."""
+def _loss_figures(total: Tensor) -> dict[str, float]:
+    """Return mean loss, perplexity and number of tokens, given the result of `_summed_loss`."""
     mean = float(total[0] / total[1].clamp(min=1))
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "tokens": float(total[1])}
 
@@ -80,7 +80,7 @@ def row_counts(examples: ExampleSet) -> dict[str, float]:
     return {name: float(examples.figures[figure]) for name, figure in names.items()}
 
 
-def make_writer(config: ChatConfig, tokenizer: Any) -> ExampleWriter:
+def _make_writer(config: ChatConfig, tokenizer: Any) -> ExampleWriter:
     """Return the writer of examples that the configuration describes."""
     data = config.data
     return ExampleWriter(
@@ -128,7 +128,7 @@ class ChatActor(TrainingWorker):
 
     def _read(self) -> ExampleCounts:
         data = self._config.data
-        writer = make_writer(self._config, self._tokenizer)
+        writer = _make_writer(self._config, self._tokenizer)
         rows = [load_conversations(data, evaluation=evaluation) for evaluation in (False, True)]
         self._contact.compare(
             "tokens before the assistant's turns",
@@ -217,8 +217,8 @@ class ChatActor(TrainingWorker):
         source = self._evaluation
         parts = [part.examples for part in self._passes(source, range(len(source.examples)))]
         module = self._state.strategy.module
-        total = summed_loss(module, source.examples, parts, self.torch_device, masks=self._masks)
-        figures = loss_figures(self._state.strategy.reduce_sum(total))
+        total = _summed_loss(module, source.examples, parts, self.torch_device, masks=self._masks)
+        figures = _loss_figures(self._state.strategy.reduce_sum(total))
         self._offload()
         return {f"eval/{name}": value for name, value in (figures | row_counts(source)).items()}
 
@@ -265,18 +265,18 @@ def evaluate(
         actor, device = with_folder(config.actor, named), computing_device()
         config = config.model_copy(update={"actor": actor})
         policy = LanguagePolicy(load_model(named)).to(device).eval()
-        written = make_writer(config, make_tokenizer(actor)).write(rows)
+        written = _make_writer(config, make_tokenizer(actor)).write(rows)
     examples = written.examples
     lengths = [len(example.tokens) for example in examples]
     masks = policy.takes_masks(config.runner.seq_length)
     parts = micro_batches(lengths, range(len(examples)), 1, 0, actor.max_tokens_per_micro_batch, masks=masks)
-    figures = loss_figures(summed_loss(policy, examples, parts, device, masks=masks))
+    figures = _loss_figures(_summed_loss(policy, examples, parts, device, masks=masks))
     folder.mkdir(parents=True)
     parts = {
         "data": {"paths": list(config.data.val_data_paths), "type": config.data.source, "loss_on": config.data.loss_on},
         "sets": {"all": {"problems": len(rows), **figures, **row_counts(written)}},
     }
-    return write_evaluation(SCHEMA, job, step, named, folder, watch, parts)
+    return write_evaluation(_SCHEMA, job, step, named, folder, watch, parts)
 
 
 # Bytes in memory per byte of a conversation file: rows as objects, and their tokens.

@@ -21,7 +21,7 @@ from recipes.agent.boxes.image_store import Image, ImageStore, folder_digest
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_fault, read_text
 
-DOCKERFILE: Final = "Dockerfile"
+_DOCKERFILE: Final = "Dockerfile"
 _IGNORED: Final = ".dockerignore"
 _NOT_KEPT: Final = ("/dev", "/proc")
 _MEMORY_MIB: Final = 4096
@@ -45,7 +45,7 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
     Raises:
         ConfigError: the image cannot be built here, or is not on this node.
     """
-    path = environment / DOCKERFILE
+    path = environment / _DOCKERFILE
     if not path.is_file():
         if named is None:
             raise ConfigError(f"`{environment}` has no Dockerfile, and task.toml names no `docker_image`")
@@ -72,7 +72,7 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
         return store.use(image)
 
 
-def _declare(step: Instruction, arguments: dict[str, str], defaults: Mapping[str, str]) -> None:
+def _declare(step: _Instruction, arguments: dict[str, str], defaults: Mapping[str, str]) -> None:
     """Set the arguments of an `ARG`: without a value, one gets that of the `ARG` before `FROM`, or keeps its own."""
     for name, value in assignments(step, arguments).items():
         known = defaults.get(name) if value is None else value
@@ -99,7 +99,7 @@ class _Builder:
         self._root, self._ignored = environment.resolve(), _ignored(environment / _IGNORED)
         self._shell = ["/bin/sh", "-c"]
 
-    async def build(self, steps: list[Instruction]) -> Image:
+    async def build(self, steps: list[_Instruction]) -> Image:
         """Build and return the image, without writing its record."""
         boxes, layers = self._store.boxes, self._store.layers(self._base)
         mib = min(_MEMORY_MIB, boxes.admission.memory)
@@ -115,7 +115,7 @@ class _Builder:
         layers_now = tuple(layer for layer in (self._digest, *self._base.layers) if layer != "empty")
         return Image(digest=self._digest, layers=layers_now, env=self._env, workdir=self._workdir, user=self._user)
 
-    async def _do(self, box: LiveBox, step: Instruction) -> None:
+    async def _do(self, box: LiveBox, step: _Instruction) -> None:
         variables = {"PATH": PATH, **self._arguments, **self._env}
         match step.word:
             case "RUN":
@@ -138,7 +138,7 @@ class _Builder:
             case _:
                 return
 
-    async def _run(self, box: LiveBox, step: Instruction) -> None:
+    async def _run(self, box: LiveBox, step: _Instruction) -> None:
         argv = step.listed or [*self._shell, step.text]
         env = {**self._arguments, **self._env}
         done = await box.run(argv, env=env, cwd=self._workdir, user=self._user, timeout=self._seconds)
@@ -148,14 +148,14 @@ class _Builder:
             said = (done.output + done.errors).decode(errors="replace").strip().splitlines()
             raise self._failed(step, "; ".join(said[-_LAST_LINES:]) or f"status {done.status}")
 
-    def _failed(self, step: Instruction, why: str) -> ConfigError:
+    def _failed(self, step: _Instruction, why: str) -> ConfigError:
         return ConfigError(
-            f"{self._environment / DOCKERFILE}:{step.line}: `{step.word} {step.text[:60]}` failed",
+            f"{self._environment / _DOCKERFILE}:{step.line}: `{step.word} {step.text[:60]}` failed",
             why=why,
             help="a box has no network: what needs one is to be in the image that FROM names",
         )
 
-    async def _copy(self, box: LiveBox, step: Instruction, words: list[str]) -> None:
+    async def _copy(self, box: LiveBox, step: _Instruction, words: list[str]) -> None:
         *sources, target = words or [""]
         if not sources:
             raise self._failed(step, "it needs a source and a target")
@@ -171,7 +171,7 @@ class _Builder:
                     members += [(str(inner.relative_to(path)), inner) for inner in self._below(path)]
                 elif step.word == "ADD" and tarfile.is_tarfile(path):
                     for flag in step.flags:
-                        refuse(self._environment / DOCKERFILE, step.line, f"`ADD --{flag}` of an archive")
+                        _refuse(self._environment / _DOCKERFILE, step.line, f"`ADD --{flag}` of an archive")
                     with path.open("rb") as archive:
                         await box.put(archive, target)
                 elif folder or len(paths) > 1 or await self._is_folder(box, target):
@@ -190,7 +190,7 @@ class _Builder:
         return path in ("/", self._workdir) or (await box.run(["test", "-d", path], cwd="/", timeout=60)).status == 0
 
     async def _put(
-        self, box: LiveBox, step: Instruction, members: list[tuple[str, Path]], folder: str, owned: list[str]
+        self, box: LiveBox, step: _Instruction, members: list[tuple[str, Path]], folder: str, owned: list[str]
     ) -> None:
         mode = step.flags.get("chmod")
         await box.put_files(members, folder, None if mode is None else int(mode, 8))
@@ -202,14 +202,16 @@ class _Builder:
             if done.status != 0:
                 raise self._failed(step, done.errors.decode(errors="replace").strip())
 
-    def _matching(self, source: str, step: Instruction) -> Iterator[Path]:
+    def _matching(self, source: str, step: _Instruction) -> Iterator[Path]:
         """Yield the files that a source names, all within the folder."""
         pattern = os.path.normpath(source.lstrip("/"))
         paths = sorted(self._root.glob(pattern)) if any(sign in pattern for sign in "*?[") else [self._root / pattern]
         paths = [path for path in paths if path.exists() and not self._is_ignored(path)]
         if not paths or any(self._root not in (path.resolve(), *path.resolve().parents) for path in paths):
-            refuse(
-                self._environment / DOCKERFILE, step.line, f"`{source}`, which is no file below the Dockerfile's folder"
+            _refuse(
+                self._environment / _DOCKERFILE,
+                step.line,
+                f"`{source}`, which is no file below the Dockerfile's folder",
             )
         yield from paths
 
@@ -244,11 +246,11 @@ def _ignored(path: Path) -> list[tuple[str, ...]]:
     return [pattern for pattern in patterns if pattern]
 
 
-BUILT: Final = ("FROM", "RUN", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER", "SHELL")
+_BUILT: Final = ("FROM", "RUN", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER", "SHELL")
 # Variables are replaced in these; in RUN, the shell does it.
-EXPANDED: Final = ("FROM", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER")
+_EXPANDED: Final = ("FROM", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER")
 # These set how a container starts, which boxes ignore.
-WITHOUT_EFFECT: Final = (
+_WITHOUT_EFFECT: Final = (
     *("CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"),
 )
 _FLAG: Final = re.compile(r"--([a-z-]+)=(\S+)\s*")
@@ -267,7 +269,7 @@ _ELSEWHERE: Final = (
 )
 
 
-class Instruction(NamedTuple):
+class _Instruction(NamedTuple):
     """An instruction of a Dockerfile.
 
     Attributes:
@@ -305,7 +307,7 @@ class Instruction(NamedTuple):
         return None
 
 
-def read_dockerfile(path: Path) -> list[Instruction]:
+def read_dockerfile(path: Path) -> list[_Instruction]:
     """Return the instructions of a Dockerfile that can be built here.
 
     Raises:
@@ -315,14 +317,14 @@ def read_dockerfile(path: Path) -> list[Instruction]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"`{path}` cannot be read", why=str(error)) from None
-    steps: list[Instruction] = []
+    steps: list[_Instruction] = []
     lines = text.split("\n")
     number = 0
     while number < len(lines):
         first, words = number + 1, lines[number].strip()
         number += 1
         if first == 1 and re.match(r"#\s*escape\s*=", words):
-            refuse(path, first, "another escape character")
+            _refuse(path, first, "another escape character")
         if not words or words.startswith("#"):
             continue
         while words.endswith("\\") and number < len(lines):
@@ -336,17 +338,17 @@ def read_dockerfile(path: Path) -> list[Instruction]:
     if not froms or next(step.word for step in steps if step.word != "ARG") != "FROM":
         raise ConfigError(f"`{path}` does not begin with FROM")
     if len(froms) > 1:
-        refuse(path, froms[1].line, "several stages")
+        _refuse(path, froms[1].line, "several stages")
     return steps
 
 
-def _step(path: Path, line: int, words: str) -> Instruction:
+def _step(path: Path, line: int, words: str) -> _Instruction:
     word, rest = (*words.split(None, 1), "")[:2]
     word = word.upper()
-    if word not in (*BUILT, *WITHOUT_EFFECT):
-        refuse(path, line, f"`{word}`")
-    if word in BUILT and not rest:
-        refuse(path, line, f"`{word}` without arguments")
+    if word not in (*_BUILT, *_WITHOUT_EFFECT):
+        _refuse(path, line, f"`{word}`")
+    if word in _BUILT and not rest:
+        _refuse(path, line, f"`{word}` without arguments")
     flags: dict[str, str] = {}
     if word in ("RUN", "COPY", "ADD", "FROM"):
         while match := _FLAG.match(rest):
@@ -355,23 +357,23 @@ def _step(path: Path, line: int, words: str) -> Instruction:
         known = ("chown", "chmod") if word in ("COPY", "ADD") else ()
         for flag in flags:
             if flag not in known:
-                refuse(path, line, f"`{word} --{flag}`")
+                _refuse(path, line, f"`{word} --{flag}`")
         if re.search(r"<<-?['\"]?\w", rest) and word != "FROM":
-            refuse(path, line, "a text within the Dockerfile (`<<`)")
+            _refuse(path, line, "a text within the Dockerfile (`<<`)")
         if word == "ADD" and re.match(r"(https?://|git@)", rest):
-            refuse(path, line, "`ADD` of an address: a box has no network")
+            _refuse(path, line, "`ADD` of an address: a box has no network")
     if not _MODE.fullmatch(flags.get("chmod", "644")):
-        refuse(path, line, f"`{word} --chmod={flags['chmod']}`")
-    step = Instruction(word, rest, flags, line)
-    if word in EXPANDED:
+        _refuse(path, line, f"`{word} --chmod={flags['chmod']}`")
+    step = _Instruction(word, rest, flags, line)
+    if word in _EXPANDED:
         try:
             step.words({})
         except ValueError as error:
-            refuse(path, line, str(error))
+            _refuse(path, line, str(error))
     return step
 
 
-def refuse(path: Path, line: int, what: str) -> NoReturn:
+def _refuse(path: Path, line: int, what: str) -> NoReturn:
     """Raise the error for an unsupported part of a Dockerfile."""
     raise ConfigError(f"{path}:{line}: {what} is not built here", help=_ELSEWHERE)
 
@@ -428,7 +430,7 @@ def _variable(text: str, variables: Mapping[str, str]) -> str:
     return value if is_there and value is not None else other
 
 
-def assignments(step: Instruction, variables: Mapping[str, str]) -> dict[str, str | None]:
+def assignments(step: _Instruction, variables: Mapping[str, str]) -> dict[str, str | None]:
     """Return the variables that an `ENV` or `ARG` sets; None: an `ARG` without a value.
 
     Raises:

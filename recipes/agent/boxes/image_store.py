@@ -160,13 +160,13 @@ class ImageStore:
         return image
 
     async def _host(self) -> Image:
-        digest = host_fingerprint()
+        digest = _host_fingerprint()
         async with self.alone(digest):
             known = self.find(digest)
             if known is not None:
                 return self.use(known)
             with tempfile.TemporaryFile() as archive:
-                await asyncio.to_thread(write_host_layer, archive)
+                await asyncio.to_thread(_write_host_layer, archive)
                 archive.seek(0)
                 await self.unpack(archive.fileno(), digest)
             return self.use(self.add(Image(digest=digest, layers=(digest,), workdir="/app")))
@@ -345,7 +345,7 @@ _DATA: Final = ("/usr/lib/locale/C.utf8", "/lib/terminfo")
 _FOLDERS: Final = ("app", "dev", "etc", "proc", "root", "tmp", "usr/bin", "usr/lib", "var/tmp")
 
 
-def write_host_layer(target: IO[bytes]) -> None:
+def _write_host_layer(target: IO[bytes]) -> None:
     """Write a tar archive of this machine's shell, basic programs and Python, and the libraries that they need.
 
     Raises:
@@ -412,7 +412,7 @@ def _add_file(archive: tarfile.TarFile, name: str, path: Path) -> None:
         archive.addfile(info, file)
 
 
-def host_fingerprint() -> str:
+def _host_fingerprint() -> str:
     """Return a digest that changes with each of the programs."""
     digest = hashlib.sha256(f"{sys.version}\0{_DATA}".encode())
     for path in (*(shutil.which(name) for name in _PROGRAMS), os.path.realpath(sys.executable)):

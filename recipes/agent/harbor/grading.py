@@ -33,8 +33,8 @@ from rlinf_core.foreign.files import FileModel, read_model
 from rlinf_core.runners.storage.durable import write_whole
 
 Mode = Literal["work", "files"]
-MODES: Final[tuple[Mode, ...]] = ("work", "files")
-REWARDS: Final = {"json": "/logs/verifier/reward.json", "txt": "/logs/verifier/reward.txt"}
+_MODES: Final[tuple[Mode, ...]] = ("work", "files")
+_REWARDS: Final = {"json": "/logs/verifier/reward.json", "txt": "/logs/verifier/reward.txt"}
 _LOGS: Final = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _NEVER: Final = ("/dev", "/proc", "/sys", "/logs", "/tests", "/solution")
 # Folders with the programs of the tests, or files that these read at startup.
@@ -164,8 +164,8 @@ async def _graded(
             why = str(error)
         took = time.perf_counter() - began
         left = await box.finish(grace=0.0 if timed_out or why else _GRACE_SECONDS)
-        written = {kind: file for kind, path in REWARDS.items() if (file := await box.read(path)) is not None}
-    known = expected.kinds or kinds_in(task)
+        written = {kind: file for kind, path in _REWARDS.items() if (file := await box.read(path)) is not None}
+    known = expected.kinds or _kinds_in(task)
     reward, tampered = 0.0, ""
     if timed_out:
         why = f"the tests took longer than {seconds:g} s"
@@ -202,7 +202,7 @@ def read_reward(files: dict[str, bytes]) -> tuple[float, str]:
     Args:
         files: the file contents by kind, `json` or `txt`.
     """
-    kind = next((kind for kind in REWARDS if kind in files), None)
+    kind = next((kind for kind in _REWARDS if kind in files), None)
     if kind is None:
         return 0.0, "the tests wrote no reward"
     try:
@@ -215,11 +215,11 @@ def read_reward(files: dict[str, bytes]) -> tuple[float, str]:
     return number, ""
 
 
-def kinds_in(task: TaskFolder) -> tuple[str, ...]:
+def _kinds_in(task: TaskFolder) -> tuple[str, ...]:
     """Return the kinds of reward files that the tests' sources mention; all kinds if they mention none."""
     texts = [path.read_bytes() for path in (task.path / "tests").rglob("*") if path.is_file()]
-    named = tuple(kind for kind in REWARDS if any(f"reward.{kind}".encode() in text for text in texts))
-    return named or tuple(REWARDS)
+    named = tuple(kind for kind in _REWARDS if any(f"reward.{kind}".encode() in text for text in texts))
+    return named or tuple(_REWARDS)
 
 
 def files_of(folder: Path) -> list[tuple[str, Path]]:
@@ -337,11 +337,11 @@ async def check_task(store: ImageStore, task: TaskFolder) -> CheckedTask:
 async def _solved(store: ImageStore, task: TaskFolder, image: Image) -> tuple[Mode, Grade]:
     """Return the first mode in which the solution earns 1 (if none, the first mode), and its grade."""
     grades: dict[Mode, Grade] = {}
-    for mode in MODES:
+    for mode in _MODES:
         grades[mode], _ = await _tried(store, task, image, mode, _SOLVE, Expected(mode, running=_ANY))
         if grades[mode].reward == 1:
             return mode, grades[mode]
-    return MODES[0], grades[MODES[0]]
+    return _MODES[0], grades[_MODES[0]]
 
 
 async def _tried(
