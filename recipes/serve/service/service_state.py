@@ -162,17 +162,12 @@ class ServiceState:
         self.ledger.end_session(session.session_id, why)
         self.file.end_session(session.session_id)
         for model_id in session.models:
-            self.actor_turns.add_chore(lambda name=model_id: finished(self.actor.remove(name)))
+            self.actor_turns.add_chore(lambda name=model_id: self.actor.remove(name))
 
 
 def wait(why: str) -> RequestError:
     """Return the error that makes a client wait and retry."""
     return RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{why}: try again", {"Retry-After": "1"})
-
-
-async def finished(handle: Any) -> None:
-    """Wait for a call."""
-    await handle
 
 
 _MINUTE: Final = 60.0

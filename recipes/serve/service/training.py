@@ -22,7 +22,7 @@ from recipes.serve.service.request_fields import (
     whole,
 )
 from recipes.serve.service.requests_and_results import PassRequest, pass_bytes, read_data
-from recipes.serve.service.service_state import ServiceState, StepFigures, finished
+from recipes.serve.service.service_state import ServiceState, StepFigures
 from recipes.serve.service.tenants import Call, ClientSession, Sampler, ServedModel
 from recipes.serve.service.weight_store import ModelPoint
 from recipes.serve.values import AdapterSettings, Datum, FloatArray, PassOutcome
@@ -257,7 +257,7 @@ class TrainingRequests:
                     model.model_id,
                     "weights",
                     name,
-                    lambda folder: finished(self._state.actor.save(model.model_id, folder, True)),
+                    lambda folder: self._state.actor.save(model.model_id, folder, True),
                     overwrite=overwrite,
                     ttl=ttl,
                     metadata=model.metadata,
@@ -278,7 +278,7 @@ class TrainingRequests:
                 raise invalid("only samplers of kind `snapshot` are served: leave `kind` out")
 
             async def write(folder: str) -> None:
-                await finished(self._state.actor.save(model.model_id, folder, False))
+                await self._state.actor.save(model.model_id, folder, False)
 
             if fields.get("path") is not None:
                 name = self._name(fields)
