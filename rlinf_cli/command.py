@@ -16,8 +16,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import typer
 from typer.core import TyperGroup
 
-from rlinf_cli.console import console
-from rlinf_cli.console.interrupts import command_signals
+from rlinf_cli import console
+from rlinf_cli.interrupts import command_signals
 from rlinf_core.errors import ConfigError, RLinfError
 
 

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_cli import console
 from rlinf_cli.cluster.jobs import Inspector, find_job, job_of
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.runs.run_lookup import active_run, all_runs, run_at, run_of_words
 from rlinf_core.cluster.driver_folder import JobRecord

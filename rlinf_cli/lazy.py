@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from rlinf_cli import console
 from rlinf_cli.command import Group, command
-from rlinf_cli.console import console
 from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import ConfigError
 

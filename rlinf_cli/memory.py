@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.placement.job_layout import lay_out

@@ -19,7 +19,7 @@ from rlinf_cli.advice.job_devices import free_of, holders_of, ranks_of
 from rlinf_cli.advice.recorded_runs import read_runs
 from rlinf_cli.arguments.options import assumed
 from rlinf_cli.command import Result
-from rlinf_cli.console.console import write_whole
+from rlinf_cli.console import write_whole
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.shipped import shipped_config

@@ -15,7 +15,7 @@ import typer
 from rlinf_cli.advice.job_devices import devices_of
 from rlinf_cli.advice.recorded_runs import fitted, flow_of, read_runs
 from rlinf_cli.command import Result
-from rlinf_cli.live.run_summary import shown
+from rlinf_cli.console import shown
 from rlinf_core.advice.durations import Durations
 from rlinf_core.advice.job_flow import TRIAL
 from rlinf_core.errors import ConfigError, RLinfError, RunError

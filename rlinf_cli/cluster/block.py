@@ -45,8 +45,8 @@ def hold(request: UpRequest, show: Callable[[UpReport], None], *, parallel: int)
     # Imported here because the guardian, which must stay small, does not need it.
     import typer
 
+    from rlinf_cli import console
     from rlinf_cli.cluster.lifecycle import end, jobs_of, watch
-    from rlinf_cli.console import console
     from rlinf_cli.exit_codes import ExitCode
 
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_cli import console
 from rlinf_cli.cluster import doctor, identity
 from rlinf_cli.cluster.checks.devices import found_text, judged
 from rlinf_cli.cluster.checks.finding import (
@@ -29,10 +30,9 @@ from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.probing import reachable, recorded_cluster
 from rlinf_cli.cluster.transports.transport import Transport, run
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
+from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import SoundJob, load_sound
-from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_core.errors import RunError
 from rlinf_core.job.find_recipe import recipe_of

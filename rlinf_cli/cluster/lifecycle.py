@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import typer
 
+from rlinf_cli import console
 from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.down import DownReport, RunningJob, running_jobs, take_down
 from rlinf_cli.cluster.inventory import NodeTarget, here, place, recorded_targets, targets
@@ -20,7 +21,6 @@ from rlinf_cli.cluster.transports import agent
 from rlinf_cli.cluster.transports.transport import Transport, run
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import load_sound
 from rlinf_cli.placement.job_layout import masked

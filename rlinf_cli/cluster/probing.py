@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_core.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:

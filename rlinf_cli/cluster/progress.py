@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from rlinf_cli import console
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.transports.agent import AgentReply
-from rlinf_cli.console import console
-from rlinf_cli.console.console import unguarded_stream
+from rlinf_cli.console import unguarded_stream
 from rlinf_core.foreign.terminal_text import replaced
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
+from rlinf_cli import console
 from rlinf_cli.arguments import options
 from rlinf_cli.command import Result, arg, command, opt
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.job.job_file import is_override
 
@@ -197,7 +197,7 @@ def _show_findings(imported: _Imported) -> None:
 
 
 def _table(imported: list[_Imported], folder: Path) -> str:
-    from rlinf_cli.importing.rules.shared import Fate
+    from rlinf_cli.importing.shared_rules import Fate
 
     rows: list[list[str]] = []
     for result in imported:

@@ -100,7 +100,7 @@ def placement(
     result = placement_result(job, layout, picture, every_process=show_all)
     if out is None:
         return result
-    from rlinf_cli.report.reporting import draw_placement
+    from rlinf_cli.report.page import draw_placement
 
     return draw_placement(result, picture, out)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rlinf_cli import console
 from rlinf_cli.arguments.options import DryRun, File, FileIfAny, Name, Overrides, Parallel
 from rlinf_cli.command import Result, command, opt
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ def why(
         from rlinf_cli.run.policies import replayed
 
         return replayed(run, replay)
-    from rlinf_cli.why.answer import explained
+    from rlinf_cli.why.diagnosis import explained
 
     return explained(run, bundle)
 
@@ -88,10 +88,10 @@ def report(
         name = _one(runs, "--samples")
         return samples_result(name, step, order, count, (at_least, at_most), logprobs=logprobs)
     if text:
-        from rlinf_cli.why.answer import summary
+        from rlinf_cli.why.diagnosis import summary
 
         return summary(_one(runs, "--text"))
-    from rlinf_cli.report.reporting import report_runs
+    from rlinf_cli.report.page import report_runs
 
     return report_runs(runs, out, watch=watch)
 
@@ -132,6 +132,6 @@ def compare(
     differences are listed with the most important first. Runs that differ only in their seeds form one set; with
     several runs in both sets the noise is estimated between seeds.
     """
-    from rlinf_cli.report.reporting import compared
+    from rlinf_cli.report.page import compared_result
 
-    return compared(runs, metrics or (), out or (), x)
+    return compared_result(runs, metrics or (), out or (), x)

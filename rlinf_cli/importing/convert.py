@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlinf_cli.importing import projects
+from rlinf_cli.importing import projects, rule_rows
 from rlinf_cli.importing.decisions import CommentFinder, Conversion, puts
 from rlinf_cli.importing.document import written
+from rlinf_cli.importing.project_rules import cameras, is_off_policy, teacher_rows
 from rlinf_cli.importing.references import References
-from rlinf_cli.importing.rules import rows
-from rlinf_cli.importing.rules.rlinf import cameras, is_off_policy
-from rlinf_cli.importing.rules.shared import Added, Fate, KeyOutcome, LeftOut, Table, Values
-from rlinf_cli.importing.rules.verl import teacher_rows
+from rlinf_cli.importing.shared_rules import Added, Fate, KeyOutcome, LeftOut, Table, Values
 from rlinf_cli.importing.sources import HydraFile
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
@@ -132,18 +130,20 @@ def _rules(
     """Return the rules for a file, and the sections that have other paths here."""
     if project is projects.Project.VERL:
         if recipe == "sft_chat":
-            return rows.rules_of("verl_sft"), projects.VERL_SFT_SECTIONS
-        return {**rows.rules_of("verl"), **rows.as_rules(teacher_rows(values))}, projects.VERL_SECTIONS
-    if recipe == "embodied" and rows.acts_alone(tree):
+            return rule_rows.rules_of("verl_sft"), projects.VERL_SFT_SECTIONS
+        return {**rule_rows.rules_of("verl"), **rule_rows.as_rules(teacher_rows(values))}, projects.VERL_SECTIONS
+    if recipe == "embodied" and rule_rows.acts_alone(tree):
         sections = {**projects.RLINF_SECTIONS, **projects.EVALUATION_SECTIONS}
-        return rows.rules_of("RLinf", "embodied", "evaluation"), sections
+        return rule_rows.rules_of("RLinf", "embodied", "evaluation"), sections
     if recipe == "embodied":
-        return rows.rules_of("RLinf", "embodied", *(["sac"] if is_off_policy(values) else [])), projects.RLINF_SECTIONS
+        return rule_rows.rules_of(
+            "RLinf", "embodied", *(["sac"] if is_off_policy(values) else [])
+        ), projects.RLINF_SECTIONS
     if recipe == "sft":
         # Recipe `sft` says by its name what the task is, and has no section `algorithm`.
-        rules = rows.rules_of("RLinf", "embodied", "sft")
+        rules = rule_rows.rules_of("RLinf", "embodied", "sft")
         return {key: rule for key, rule in rules.items() if not key.startswith("algorithm.")}, projects.RLINF_SECTIONS
-    return rows.rules_of("RLinf", "math", *(["agent"] if recipe == "agent" else [])), projects.RLINF_SECTIONS
+    return rule_rows.rules_of("RLinf", "math", *(["agent"] if recipe == "agent" else [])), projects.RLINF_SECTIONS
 
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
@@ -167,9 +167,9 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     values, tree = Values(conversion.references), conversion.file.tree
     written_paths = {put.path for step in conversion.steps for put in puts(step.result)}
     if conversion.project is projects.Project.VERL and conversion.recipe == "sft_chat":
-        yield from rows.sft_places(values)
+        yield from rule_rows.sft_places(values)
     elif conversion.project is projects.Project.VERL:
-        yield from rows.verl_places(values)
+        yield from rule_rows.verl_places(values)
         if ("data", "answer_key") not in written_paths:
             yield Added(("data", "answer_key"), "reward_model.ground_truth", "where verl's rows have the right answer")
         if ("data", "apply_chat_template") not in written_paths:
@@ -179,12 +179,12 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     elif conversion.recipe in ("math", "agent"):
         yield from _rlinf_math(tree, values)
         if conversion.recipe == "agent":
-            yield from rows.agent_needs(tree)
+            yield from rule_rows.agent_needs(tree)
     else:
         yield from cameras(values, written_paths)
-        if rows.acts_alone(tree):
-            yield from rows.evaluation_needs(tree, written_paths)
-    if ("runner", "max_steps") not in written_paths and not rows.acts_alone(tree):
+        if rule_rows.acts_alone(tree):
+            yield from rule_rows.evaluation_needs(tree, written_paths)
+    if ("runner", "max_steps") not in written_paths and not rule_rows.acts_alone(tree):
         yield Added(("runner", "max_steps"), -1, "the recipe's default would end the run early")
     lengths = [values.get(path) for path in ("data.max_prompt_length", "data.max_response_length")]
     if conversion.project is projects.Project.VERL and all(isinstance(length, int) for length in lengths):
@@ -195,12 +195,12 @@ def _rlinf_math(tree: MappingNode, values: Values) -> Iterator[Added]:
     placement = find(tree, ("cluster", "component_placement"))
     group_by_component = projects.placed(placement) if isinstance(placement, MappingNode) else {}
     if "reward" not in group_by_component:
-        yield from rows.reward_place()
+        yield from rule_rows.reward_place()
     actor = group_by_component.get("actor")
     place = placement.get(actor) if isinstance(placement, MappingNode) and actor is not None else None
     if values.get("algorithm.kl_beta", 0) and "reference" not in group_by_component and place is not None:
         why = "`algorithm.kl_beta` needs a reference model: it shares the actor's accelerators"
-        for at, value in rows.plain(place, ("cluster", "component_placement", "reference")):
+        for at, value in rule_rows.plain(place, ("cluster", "component_placement", "reference")):
             yield Added(at, value, why)
 
 

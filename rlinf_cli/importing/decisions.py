@@ -11,11 +11,11 @@ from typing import Final, NamedTuple, get_origin
 from pydantic import BaseModel
 
 from rlinf_cli.importing.foreign_names import is_accepted, names_at
+from rlinf_cli.importing.project_rules import engine, needs_values
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
 from rlinf_cli.importing.references import References, UnresolvableError
-from rlinf_cli.importing.rules.rows import Rest, reason_of, without_inner
-from rlinf_cli.importing.rules.shared import Leaf, LeftOut, NewValue, ReferenceText, Table, Values
-from rlinf_cli.importing.rules.verl import engine, needs_values
+from rlinf_cli.importing.rule_rows import Rest, reason_of, without_inner
+from rlinf_cli.importing.shared_rules import Leaf, LeftOut, NewValue, ReferenceText, Table, Values
 from rlinf_cli.importing.sources import HydraFile
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostics

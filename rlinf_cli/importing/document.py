@@ -11,7 +11,7 @@ from typing import Final
 
 from rlinf_cli.importing.decisions import NO_COMMENTS, Comments, Conversion, KeyDecision, puts
 from rlinf_cli.importing.references import UnresolvableError
-from rlinf_cli.importing.rules.shared import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue, ReferenceText
+from rlinf_cli.importing.shared_rules import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_core.config.composing.origins import inline, yaml_text
 from rlinf_core.config.tree import Node, Path, ScalarNode, SequenceNode, format_path
 

@@ -1,4 +1,5 @@
-"""The files of a job for Hydra: a source of configurations that reads each file by the rules of our own files.
+"""The files of a job for Hydra: a source of configurations that reads each file by the rules of our own files, and
+trees as plain data and back.
 
 Hydra's own source would open pipes and devices, expand aliases without limit, and import packages of a search path.
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import yaml
 from hydra.core.config_search_path import ConfigSearchPath
@@ -22,12 +24,82 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
-from rlinf_cli.importing.plain import for_hydra, scalar_of
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, scalars, to_data
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, resolve_plain, scalars, to_data
 from rlinf_core.suggest import did_you_mean
+
+_NOWHERE: Final = Span(SourceText("", ""), 0, 0)
+# A plain reference, which Hydra may have to follow if a file sets keys below it. Other references stay text for Hydra.
+_REFERENCE: Final = re.compile(r"\$\{\s*(?:oc\.select:\s*)?\.*[\w.\[\]]+\s*(?:,\s*(?:null|\{\})\s*)?\}")
+# Texts with references that YAML accepts without quotes.
+_UNQUOTED: Final = re.compile(r"[\w$./][\w.:,/\[\]${}-]*\$\{[\w.:,/\[\]${}-]*[\w}]|\$\{[\w.:,/\[\]${}-]*[\w}]")
+# Replaces the `$` of references that Hydra must not resolve.
+_MARK: Final = "\ue000"
+
+
+def plain(node: Node) -> Any:
+    """Return a tree as plain data; a quoted scalar is its text."""
+    if isinstance(node, MappingNode):
+        return {entry.key.raw: plain(entry.value) for entry in node.entries}
+    if isinstance(node, SequenceNode):
+        return [plain(item) for item in node.items]
+    return node.value if node.plain else node.raw
+
+
+def _for_hydra(node: MappingNode) -> dict[str, Any]:
+    """Return a tree as plain data in which Hydra sees only plain references."""
+    return changed(plain(node), lambda text: text if _REFERENCE.fullmatch(text) else marked(text))
+
+
+def marked(text: str) -> str:
+    """Return a text whose references Hydra and OmegaConf do not recognize."""
+    return text.replace("${", f"{_MARK}{{")
+
+
+def from_hydra(data: Any) -> Any:
+    """Return composed data with the original references."""
+    return changed(data, lambda text: text.replace(f"{_MARK}{{", "${"))
+
+
+def changed(data: Any, change: Callable[[str], str]) -> Any:
+    """Return plain data with its texts changed."""
+    if isinstance(data, dict):
+        return {str(key): changed(value, change) for key, value in cast("dict[Any, Any]", data).items()}
+    if isinstance(data, list):
+        return [changed(item, change) for item in cast("list[Any]", data)]
+    return change(data) if isinstance(data, str) else data
+
+
+def tree_of(data: Any, written: Node | None) -> Node:
+    """Return plain data as a tree, reusing equal nodes at the same path in `written`."""
+    if isinstance(data, dict):
+        entries: list[Entry] = []
+        for key, value in cast("dict[str, Any]", data).items():
+            entry = written.entry(key) if isinstance(written, MappingNode) else None
+            named = entry.key if entry is not None else ScalarNode(_NOWHERE, key, key)
+            entries.append(Entry(named, tree_of(value, entry.value if entry is not None else None)))
+        return MappingNode(written.span if isinstance(written, MappingNode) else _NOWHERE, tuple(entries))
+    if isinstance(data, list):
+        items = cast("list[Any]", data)
+        if isinstance(written, SequenceNode) and plain(written) == items:
+            return written
+        return SequenceNode(_NOWHERE, tuple(tree_of(item, None) for item in items))
+    if isinstance(written, ScalarNode) and type(before := plain(written)) is type(data) and before == data:
+        return written
+    return scalar_of(data)
+
+
+def scalar_of(value: Any) -> ScalarNode:
+    """Return a scalar without a position in a file."""
+    if isinstance(value, str):
+        return ScalarNode(_NOWHERE, value, value, plain=_UNQUOTED.fullmatch(value) is not None)
+    if value is None:
+        return ScalarNode(_NOWHERE, "null", None)
+    raw = str(value).lower() if isinstance(value, bool) else str(value)
+    return ScalarNode(_NOWHERE, raw, resolve_plain(raw))
+
 
 DEFAULTS: Final = "defaults"
 HYDRA: Final = "hydra"
@@ -139,7 +211,7 @@ class JobFiles:
         """Return a file for Hydra, without the settings of Hydra itself."""
         tree = self.tree(name)
         values = tuple(entry for entry in tree.entries if entry.key.raw not in (DEFAULTS, HYDRA))
-        data = {**for_hydra(MappingNode(tree.span, values)), DEFAULTS: self._defaults[name]}
+        data = {**_for_hydra(MappingNode(tree.span, values)), DEFAULTS: self._defaults[name]}
         header = ConfigSource._get_header_dict(tree.span.source.text)  # pyright: ignore[reportPrivateUsage]
         return ConfigResult("rlinf", name, OmegaConf.create(data), header)
 

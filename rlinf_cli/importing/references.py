@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_cli.importing.plain import changed, marked, plain, scalar_of
+from rlinf_cli.importing.hydra_source import changed, marked, plain, scalar_of
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, children, find, format_path, resolve_plain

@@ -14,8 +14,17 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_cli.importing.hydra_source import DEFAULTS, FORMS, HYDRA, EndlessDefaultsError, JobFiles, named_files, use
-from rlinf_cli.importing.plain import from_hydra, tree_of
+from rlinf_cli.importing.hydra_source import (
+    DEFAULTS,
+    FORMS,
+    HYDRA,
+    EndlessDefaultsError,
+    JobFiles,
+    from_hydra,
+    named_files,
+    tree_of,
+    use,
+)
 from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE, JOB_SECTIONS
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import load_source, read

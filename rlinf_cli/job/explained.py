@@ -7,10 +7,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_cli import console
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, code_names, codes_by_stage, find_code
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
-from rlinf_cli.console.console import paragraphs
+from rlinf_cli.console import paragraphs
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.errors import ConfigError
 from rlinf_core.suggest import near, quoted

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text, visible
 from rlinf_core.config.secrets import mask_message, mask_text

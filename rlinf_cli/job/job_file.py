@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_core.suggest import quoted
 

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_core import env_vars
 from rlinf_core.foreign.files import open_log
 from rlinf_core.process.known_secrets import hiding_formatter

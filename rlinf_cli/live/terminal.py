@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from rlinf_cli.console.console import guarded_stream, unguarded_stream
+from rlinf_cli.console import guarded_stream, unguarded_stream
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, step_line, times

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_cli.placement.picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.diagnostics import visible

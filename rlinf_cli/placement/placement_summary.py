@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_cli.placement.job_layout import (
     JobLayout,

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from rlinf_cli.report.report_writing import MODULES
 from rlinf_cli.runs.metric_columns import Band
 from rlinf_core.errors import RLinfError
 from rlinf_core.process.requirements import install_command, missing_modules
+
+# Modules that a report needs.
+MODULES: Final = ("jinja2", "vl_convert")
 
 
 def require_modules(what: str, modules: Sequence[str] = MODULES) -> None:

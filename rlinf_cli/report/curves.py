@@ -1,19 +1,25 @@
-"""Curves of results: the choice of metrics, and pictures of them."""
+"""Curves of results: the choice of metrics, pictures of them, and the report beside them at the end of a run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rlinf_cli.console import COMMAND, reason
 from rlinf_cli.report import charts
-from rlinf_cli.report.charts import Curve, Spec, require_modules
+from rlinf_cli.report.charts import MODULES, Curve, Spec, require_modules
 from rlinf_cli.runs.metric_columns import Band, MetricColumn, RunSeries, evaluated, series_of
 from rlinf_cli.runs.metric_comparison import Kind
 from rlinf_cli.runs.run_comparison import Comparison
-from rlinf_core.errors import RunError
+from rlinf_core import env_vars
+from rlinf_core.errors import EnvironmentVariableError, RunError
 from rlinf_core.foreign.files import write_fault
+from rlinf_core.process.requirements import install_command, missing_modules
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import durable
 from rlinf_core.statistics import mean
@@ -24,6 +30,10 @@ _INK: Final = "#333333"
 _SCALE: Final = 2.0
 _FORMATS: Final = (".svg", ".png", ".pdf")
 TALL: Final = 300
+NAME: Final = "report.html"
+# The first report of an installation bundles the chart library's code, which takes seconds.
+PATIENCE_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.05
 
 
 class Panel(NamedTuple):
@@ -214,3 +224,55 @@ def save_picture(shape: Mapping[str, Any], paths: Sequence[Path]) -> None:
             content = library.svg_to_png(svg, scale=_SCALE) if path.suffix == ".png" else library.svg_to_pdf(svg)
         # Replace an existing picture atomically, because it may be open in a viewer.
         durable.write_whole(path, content)
+
+
+def write_report_at_end(folder: Path, warn: Callable[[str], None], stopped: Callable[[], bool]) -> Path | None:
+    """Write `report.html` into the run folder; return its path, or None after calling `warn`.
+
+    Args:
+        folder: the folder of a finished run.
+        warn: called with the reason if no report is written.
+        stopped: polled; True if the user wants the command to end now.
+    """
+    try:
+        if not env_vars.REPORT.get():
+            return None
+    except EnvironmentVariableError as error:
+        warn(f"no report: {error.message}")
+        return None
+    missing = missing_modules(MODULES)
+    if missing:
+        warn(f"no report: packages are missing; `{install_command(*missing)}` installs them")
+        return None
+    try:
+        process = subprocess.Popen(
+            [*COMMAND, "report", str(folder), "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        warn(f"no report: {error}")
+        return None
+    with process:
+        why = _wait(process, stopped)
+        stderr = b"" if why is not None or process.stderr is None else process.stderr.read()
+    path = folder / NAME
+    if why is None and process.returncode == 0 and path.exists():
+        return path
+    why = why or reason(stderr.decode(errors="replace"), process.returncode)
+    warn(f"no report: {why}; `rlinf report {shlex.quote(str(folder))}` tries again")
+    return None
+
+
+def _wait(process: subprocess.Popen[bytes], stopped: Callable[[], bool]) -> str | None:
+    """Wait for a process; return why it was terminated, or None if it ended on its own."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while process.poll() is None:
+        late = time.monotonic() > deadline
+        if late or stopped():
+            process.kill()
+            process.wait()
+            return f"it took longer than {PATIENCE_SECONDS:.0f} s" if late else "interrupted"
+        time.sleep(_LOOK_SECONDS)
+    return None

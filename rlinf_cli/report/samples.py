@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_core.config.diagnostics import visible
 from rlinf_core.errors import RunError

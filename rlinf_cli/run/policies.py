@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
+from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import find_run, run_at
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import meant_config

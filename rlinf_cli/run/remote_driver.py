@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_core import env_vars
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError

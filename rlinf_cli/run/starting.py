@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 
 import typer
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
 from rlinf_cli.job.config_view import config_record, config_text
 from rlinf_cli.job.job_file import SoundJob, file_of_recipe, load, show_findings, sound, split_files
 from rlinf_cli.placement.job_layout import lay_out
@@ -129,7 +129,7 @@ def _shipped_table() -> str:
 
 def _config_of(recipe: Recipe) -> str:
     """Return the argument that selects a recipe's default config."""
-    from rlinf_cli.live.run_summary import shown
+    from rlinf_cli.console import shown
 
     own = recipe.default_config
     return f"recipe={recipe.name}" if "\n" in own else shown(Path(own))

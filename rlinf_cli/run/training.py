@@ -15,13 +15,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlinf_cli.console import console
-from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
+from rlinf_cli import console
+from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
 from rlinf_cli.job.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
-from rlinf_cli.live.run_summary import shown, summary_record, summary_text
-from rlinf_cli.live.view import PlainView, View
+from rlinf_cli.live.view import PlainView, View, summary_record, summary_text
 from rlinf_cli.run.run_documents import DocumentWriter, StateWriter, failure_block, record_end
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RLinfError
@@ -286,7 +286,7 @@ class Training:
 
     def _write_report(self) -> None:
         """Write the report of a finished run; a signal aborts the report."""
-        from rlinf_cli.report.report_writing import write_report_at_end
+        from rlinf_cli.report.curves import write_report_at_end
 
         if self._rehearses:
             return

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
-from rlinf_cli.live.run_summary import shown
+from rlinf_cli.console import shown
 from rlinf_cli.runs.run_lookup import run_of_words
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_regular

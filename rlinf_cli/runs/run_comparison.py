@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlinf_cli.console import console
+from rlinf_cli import console
+from rlinf_cli.console import shown
 from rlinf_cli.live import labels
-from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.documents import Provenance, read_provenance
 from rlinf_cli.runs.metric_columns import RunSeries, series_of
 from rlinf_cli.runs.metric_comparison import (

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from rlinf_cli.console import console
+from rlinf_cli import console
+from rlinf_cli.console import shown
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.suggest import did_you_mean, quoted
 
@@ -165,8 +166,6 @@ def unreadable(folder: Path | None = None) -> list[UnreadableRun]:
 
 def warn_of_unreadable(folder: Path | None = None) -> None:
     """Print a warning for each run in `folder`, by default the folder of runs, that cannot be read."""
-    from rlinf_cli.live.run_summary import shown
-
     broken = unreadable(folder)
     for run in broken[:_MOST_UNREADABLE]:
         console.warn(f"{shown(run.path)} is skipped: {run.why}")
@@ -184,8 +183,6 @@ def damaged_checkpoints(run: RunFolder, read: int = 0) -> list[str]:
 
 def warn_of_damaged(runs: Iterable[RunFolder]) -> None:
     """Print a warning for each damaged checkpoint of the runs, with the checkpoint used instead."""
-    from rlinf_cli.live.run_summary import shown
-
     for run in runs:
         for words in damaged_checkpoints(run):
             console.warn(f"{shown(run.path)}: {words}")
@@ -193,8 +190,6 @@ def warn_of_damaged(runs: Iterable[RunFolder]) -> None:
 
 def _asked(running: list[RunFolder]) -> RunFolder:
     """Ask the user to choose one of several running runs."""
-    from rlinf_cli.live.run_summary import shown
-
     names = [shown(folder.path) for folder in running]
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(f"{len(running)} runs are active: name one of {', '.join(names)}", param_hint="'RUN'")

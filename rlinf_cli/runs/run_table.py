@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
+from rlinf_cli.console import shown
 from rlinf_cli.live import labels
-from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import all_runs, damaged_checkpoints, runs_folder, unreadable, warn_of_unreadable
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode

@@ -6,9 +6,9 @@ import select
 import shlex
 import signal
 
+from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.console import console
-from rlinf_cli.live.run_summary import shown
+from rlinf_cli.console import shown
 from rlinf_cli.runs.run_lookup import find_run, runs_folder
 from rlinf_core.errors import RunError
 from rlinf_core.node import process_identity

@@ -17,8 +17,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 import typer
 from pydantic import Field
 
-from rlinf_cli.console.console import COMMAND
-from rlinf_cli.console.interrupts import GRACE_SECONDS, command_signals
+from rlinf_cli.console import COMMAND
+from rlinf_cli.interrupts import GRACE_SECONDS, command_signals
 from rlinf_cli.runs.run_lookup import SWEEP, all_runs
 from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, overrides_of
 from rlinf_core import env_vars

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from rlinf_cli import console
 from rlinf_cli.command import Result, arg, command, opt
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import SoundJob, load, sound, split_files
 from rlinf_cli.main import guarded

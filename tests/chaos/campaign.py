@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_log, write_fault
 from rlinf_core.runners.metrics import read_metrics

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
-from rlinf_cli.console.console import COMMAND
+from rlinf_cli.console import COMMAND
 from rlinf_cli.why.facts import RunFacts, read_facts
 from rlinf_core.node.process_end import has_ended
 from rlinf_core.node.process_identity import send

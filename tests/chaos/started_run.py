@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from rlinf_cli.console.console import COMMAND
+from rlinf_cli.console import COMMAND
 from rlinf_core.env_vars import ADDRESS
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_log

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rlinf_cli.importing.convert import convert
-from rlinf_cli.importing.rules.shared import Fate
+from rlinf_cli.importing.shared_rules import Fate
 from rlinf_cli.importing.sources import job_files, read_job
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.errors import RLinfError

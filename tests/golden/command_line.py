@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import rlinf_core
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_cli.main import main
 
 REPOSITORY: Final = Path(rlinf_core.__file__).parents[1]

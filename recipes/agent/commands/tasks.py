@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from rlinf_cli import console
 from rlinf_cli.command import Result, arg, command, group, opt
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:

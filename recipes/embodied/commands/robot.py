@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rlinf_cli import console
 from rlinf_cli.arguments.options import File
 from rlinf_cli.command import Result, arg, command, group, key_values, opt
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:

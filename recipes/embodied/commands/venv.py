@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from rlinf_cli import console
 from rlinf_cli.command import Result, arg, command, group, opt
-from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 
 LIST_SCHEMA = "rlinf.env-list/1"

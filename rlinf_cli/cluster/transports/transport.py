@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.console.interrupts import command_signals
+from rlinf_cli.interrupts import command_signals
 from rlinf_core.errors import ClusterError
 from rlinf_core.node.node_facts import make_private, private_base
 from rlinf_core.suggest import clipped

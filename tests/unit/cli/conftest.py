@@ -22,7 +22,7 @@ _NOISE = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs a command line in this process: `cli("validate", "a.yaml")`."""
-    from rlinf_cli.console import console
+    from rlinf_cli import console
     from rlinf_cli.main import main
 
     for name in _NOISE:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.console.console import guarded_stream, in_colours, unguarded_stream
+from rlinf_cli.console import guarded_stream, in_colours, unguarded_stream
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 from rlinf_core.foreign.strict_json import MAX_DEPTH, BadJsonError, load_json, load_json_object, wide_encoding
 from rlinf_core.foreign.terminal_text import escaped, replaced

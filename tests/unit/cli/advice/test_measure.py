@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from recipes.embodied.advice.embodied_flow import EmbodiedFlow
-from rlinf_cli.console.interrupts import command_signals
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import command_signals
 from rlinf_cli.sweep.plan import SweepPlan, overrides_of
 from rlinf_cli.sweep.queue import PointState, states
 from rlinf_core.config.rules.groups import Site

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 
 
 @pytest.fixture

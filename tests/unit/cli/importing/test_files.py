@@ -16,7 +16,7 @@ from hydra.core.singleton import Singleton
 
 from rlinf_cli.importing.convert import Converted, convert
 from rlinf_cli.importing.references import References, UnresolvableError
-from rlinf_cli.importing.rules.shared import Fate
+from rlinf_cli.importing.shared_rules import Fate
 from rlinf_cli.importing.sources import HydraFile, job_files, read_job
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.composing.compose import compose

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_cli.importing.convert import OF_THIS_MACHINE
 from rlinf_cli.importing.foreign_names import foreign_table
-from rlinf_cli.importing.rules.rows import FUNCTIONS, rules_of
+from rlinf_cli.importing.rule_rows import FUNCTIONS, rules_of
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.validating.model_fields import types_at
 from rlinf_core.job.find_recipe import find_recipe

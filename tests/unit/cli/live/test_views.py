@@ -13,9 +13,8 @@ from rlinf_cli.job.findings import without_effect
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
-from rlinf_cli.live.run_summary import summary_record, summary_text
 from rlinf_cli.live.terminal import block
-from rlinf_cli.live.view import PlainView, line_of
+from rlinf_cli.live.view import PlainView, line_of, summary_record, summary_text
 from rlinf_core.runners import events
 from tests.clock import Clock
 

@@ -21,13 +21,11 @@ from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.training.arrays import NonFiniteError
 from recipes.training.updater import UntrainedError
 from rlinf_cli.runs.metric_columns import MetricColumn, series_of
-from rlinf_cli.why import sign_rules
+from rlinf_cli.why import signs
 from rlinf_cli.why.diagnosis import diagnose, why_text
 from rlinf_cli.why.facts import RunFacts, read_facts
-from rlinf_cli.why.failures import EVIDENCE, failure_causes, fields_of
-from rlinf_cli.why.finding import FindingKind, causes
+from rlinf_cli.why.findings import EVIDENCE, FindingKind, causes, failure_causes, fields_of
 from rlinf_cli.why.incidents import Incident
-from rlinf_cli.why.signs import signs
 from rlinf_core.errors import (
     CheckpointError,
     CommunicationTimeoutError,
@@ -143,11 +141,11 @@ def test_rows_name_functions_and_fields_that_are_there() -> None:
         assert fields >= (row.when or {}).keys()
         named = {field for text in (row.what, row.do) for _, field, _, _ in Formatter().parse(text) if field}
         assert named <= fields | re.compile(row.words).groupindex.keys()
-    for sign in signs():
+    for sign in signs.signs():
         functions = [name for name in (sign.rule, sign.when, sign.shown) if name]
-        assert all(callable(getattr(sign_rules, name)) for name in functions)
+        assert all(callable(getattr(signs, name)) for name in functions)
         assert bool(sign.metric) != bool(sign.rule)
-    codes = {row.code for row in failure_causes()} | {sign.code for sign in signs()}
+    codes = {row.code for row in failure_causes()} | {sign.code for sign in signs.signs()}
     assert {*causes()["follows"], *chain(*causes()["follows"].values())} <= codes
 
 

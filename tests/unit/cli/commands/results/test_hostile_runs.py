@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recipes.language.loop.arrivals import write_samples
-from rlinf_cli.console.console import write_whole
+from rlinf_cli.console import write_whole
 from rlinf_cli.live import driver_log
 from rlinf_cli.report.curves import draw_curve
 from rlinf_cli.runs.documents import Provenance, write_provenance

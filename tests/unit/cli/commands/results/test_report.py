@@ -19,7 +19,7 @@ import pytest
 
 from recipes.demonstrations.pictures import write_video
 from recipes.language.loop.arrivals import write_samples
-from rlinf_cli.report import charts, curves, report_writing
+from rlinf_cli.report import charts, curves
 from rlinf_cli.report.content import gather
 from rlinf_cli.report.curves import draw_curve, result_curves
 from rlinf_cli.runs.metric_columns import Band, series_of
@@ -232,11 +232,11 @@ def test_a_comparison_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
 class TestAtTheEndOfARun:
     def test_it_is_written_by_another_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run = empty_run("runs")
-        monkeypatch.setattr(report_writing, "COMMAND", (sys.executable, "-c", _WRITER))
+        monkeypatch.setattr(curves, "COMMAND", (sys.executable, "-c", _WRITER))
         output: list[str] = []
         for asked, path in (("0", None), ("1", run.path / "report.html")):
             monkeypatch.setenv("RLINF_REPORT", asked)
-            assert report_writing.write_report_at_end(run.path, output.append, lambda: False) == path
+            assert curves.write_report_at_end(run.path, output.append, lambda: False) == path
         assert output == []
 
     def test_what_keeps_it_is_one_warning(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,12 +248,12 @@ class TestAtTheEndOfARun:
             "-c",
             "import sys; sys.exit('error: cannot write `r`\\n    why: a reason\\n    help: a remedy')",
         )
-        monkeypatch.setattr(report_writing, "COMMAND", failing)
-        assert report_writing.write_report_at_end(run.path, output.append, lambda: False) is None
-        monkeypatch.setattr(report_writing, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
-        assert report_writing.write_report_at_end(run.path, output.append, lambda: True) is None
-        monkeypatch.setattr(report_writing, "missing_modules", lambda _: ["jinja2"])
-        assert report_writing.write_report_at_end(run.path, output.append, lambda: False) is None
+        monkeypatch.setattr(curves, "COMMAND", failing)
+        assert curves.write_report_at_end(run.path, output.append, lambda: False) is None
+        monkeypatch.setattr(curves, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+        assert curves.write_report_at_end(run.path, output.append, lambda: True) is None
+        monkeypatch.setattr(curves, "missing_modules", lambda _: ["jinja2"])
+        assert curves.write_report_at_end(run.path, output.append, lambda: False) is None
         assert len(output) == 3
         assert output[0].startswith("no report: cannot write `r`: a reason; `rlinf report ")
         assert output[1].startswith("no report: interrupted")
@@ -364,7 +364,7 @@ def test_data_is_of_its_contract(cli: Cli, run: RunFolder, contract: Callable[[s
 
 
 def test_unlikely_tokens_are_coloured(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_cli.console.console.colored", lambda stream=None: True)
+    monkeypatch.setattr("rlinf_cli.console.colored", lambda stream=None: True)
     ended = cli("samples", "--logprobs", "--at-least", "1")
     assert "\x1b[1;33m<eos>" in ended.out
     assert "\x1b[1;33m2" not in ended.out

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import pytest
 
-from rlinf_cli.report import curves, report_writing
+from rlinf_cli.report import curves
 from rlinf_cli.runs.documents import read_provenance
 from rlinf_core.errors import RunError
 from rlinf_core.process.proc import identity
@@ -118,7 +118,7 @@ class TestARun:
             states.append(RunFolder.open(folder).state.status)
             return folder / "report.html"
 
-        monkeypatch.setattr(report_writing, "write_report_at_end", write)
+        monkeypatch.setattr(curves, "write_report_at_end", write)
         ended = cli("train", "recipe=fake")
         run = last_run()
         assert f"  report      runs/{run.path.name}/report.html" in ended.out.splitlines()

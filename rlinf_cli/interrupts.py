@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType
 from typing import NoReturn, Self
 
-from rlinf_cli.console import console
+from rlinf_cli import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_core.process.proc import SCHEDULER_WARNINGS, sigterm_deferred
 

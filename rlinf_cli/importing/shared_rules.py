@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from rlinf_cli.importing.plain import plain
+from rlinf_cli.importing.hydra_source import plain
 from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.tree import Node, Path, ScalarNode, SequenceNode, find, format_path

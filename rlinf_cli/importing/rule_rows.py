@@ -9,17 +9,17 @@ from functools import cache, partial
 from inspect import isfunction
 from typing import Any, Final, NamedTuple, cast
 
+from rlinf_cli.importing import project_rules, shared_rules
 from rlinf_cli.importing.foreign_names import foreign_table
+from rlinf_cli.importing.project_rules import distills, engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_cli.importing.projects import Project, agent_tools, placed
-from rlinf_cli.importing.rules import rlinf, shared, verl
-from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, ReferenceText, Result, Rule, Table, Values
-from rlinf_cli.importing.rules.verl import distills, engine, kl_in_loss, kl_in_reward, needs_values
+from rlinf_cli.importing.shared_rules import Added, Leaf, LeftOut, ReferenceText, Result, Rule, Table, Values
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path, name_pieces
 
 # The functions that the rows name: rules, which also take the other fields of a row, and conditions on all values.
 FUNCTIONS: Final[Mapping[str, Any]] = {
     name: function
-    for module in (shared, rlinf, verl)
+    for module in (shared_rules, project_rules)
     for name, function in vars(module).items()
     if isfunction(function) and function.__module__ == module.__name__
 }
@@ -66,11 +66,11 @@ def _decided(leaf: Leaf, values: Values, cases: Sequence[Mapping[str, Any]]) -> 
     paths = [target.replace("{key}", str(leaf.path[-1])) for target in targets]
     note = _filled(case["note"], leaf, values) if "note" in case else None
     if "value" in case:
-        also = (shared.new(path, value) for path, value in case.get("also", {}).items())
-        return *(shared.new(path, case["value"], note) for path in paths), *also
+        also = (shared_rules.new(path, value) for path, value in case.get("also", {}).items())
+        return *(shared_rules.new(path, case["value"], note) for path in paths), *also
     if isinstance(leaf.node, MappingNode):
         return LeftOut("it is empty", quiet=True)
-    return tuple(shared.same(path, leaf, note) for path in paths)
+    return tuple(shared_rules.same(path, leaf, note) for path in paths)
 
 
 def _holds(case: Mapping[str, Any], leaf: Leaf, values: Values) -> bool:

@@ -341,6 +341,14 @@ def paragraphs(text: str, indent: str = "") -> str:
     return "\n\n".join(folded)
 
 
+def shown(path: Path) -> str:
+    """Return a path as a user would type it: relative to the working folder if it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write `text` to `path` atomically.
 

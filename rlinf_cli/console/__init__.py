@@ -1,1 +1,0 @@
-"""The terminal: streams, signals, folded text, and output files."""

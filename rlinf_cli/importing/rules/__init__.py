@@ -1,1 +1,0 @@
-"""Rules for foreign keys whose values change or depend on other keys."""
