@@ -29,22 +29,22 @@ class _Commands(LazyGroup):
     families = MappingProxyType(
         {
             "Jobs": {
-                "train": "rlinf_cli.commands.train",
-                "validate": "rlinf_cli.commands.check",
-                "inspect": "rlinf_cli.commands.inspect",
-                "explain": "rlinf_cli.commands.check",
-                "init": "rlinf_cli.commands.check",
+                "train": "rlinf_cli.commands.jobs",
+                "validate": "rlinf_cli.commands.jobs",
+                "inspect": "rlinf_cli.commands.jobs",
+                "explain": "rlinf_cli.commands.jobs",
+                "init": "rlinf_cli.commands.jobs",
             },
             "Machines": dict.fromkeys(("up", "status", "down", "doctor"), "rlinf_cli.commands.machines"),
             "Runs": {
                 **dict.fromkeys(("ps", "logs", "stop"), "rlinf_cli.commands.runs"),
                 "runs": "rlinf_cli.commands.runs",
             },
-            "Results": dict.fromkeys(("why", "report", "compare"), "rlinf_cli.commands.results"),
+            "Results": dict.fromkeys(("why", "report", "compare"), "rlinf_cli.commands.runs"),
             "Policies": {
                 "eval": "rlinf_cli.commands.policies:evaluate",
                 "export": "rlinf_cli.commands.policies",
-                "import": "rlinf_cli.commands.import_:app",
+                "import": "rlinf_cli.commands.policies:app",
             },
         }
     )

@@ -86,7 +86,7 @@ def control_part(hosts: int) -> tuple[float, float, float]:
 def inside(file: str) -> None:
     """One run of the control part; prints what it took."""
     from rlinf_cli.cluster.inventory import targets
-    from rlinf_cli.cluster.transports.transport import Transport, run
+    from rlinf_cli.cluster.transport import Transport, run
     from rlinf_cli.cluster.up import UpRequest, bring_up
     from rlinf_core.job.load import load_job
 

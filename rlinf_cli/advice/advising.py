@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_cli.advice.job_devices import FreeDevices, JobDevices, devices_of
 from rlinf_cli.advice.recorded_runs import RecordedRun, fitted, flow_of
-from rlinf_cli.runs.memory_record import node_memory, node_needs
+from rlinf_cli.memory import node_memory, node_needs
 from rlinf_core.advice.arrangements import (
     Arrangement,
     DeviceGroup,
@@ -24,8 +24,8 @@ from rlinf_core.errors import RLinfError
 
 if TYPE_CHECKING:
     from rlinf_cli.job.job_file import SoundJob
-    from rlinf_cli.placement.job_layout import JobLayout
-    from rlinf_cli.runs.memory_record import HasPlace
+    from rlinf_cli.job.job_layout import JobLayout
+    from rlinf_cli.memory import HasPlace
     from rlinf_core.advice.job_flow import JobFlow
     from rlinf_core.config.diagnostics import Diagnostic
     from rlinf_core.job.load import Job

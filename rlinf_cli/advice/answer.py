@@ -17,9 +17,9 @@ import typer
 from rlinf_cli.advice.advising import Advice, Judged, advise
 from rlinf_cli.advice.job_devices import free_of, holders_of, ranks_of
 from rlinf_cli.advice.recorded_runs import read_runs
-from rlinf_cli.arguments.options import assumed
 from rlinf_cli.command import Result
 from rlinf_cli.console import write_whole
+from rlinf_cli.options import assumed
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.shipped import shipped_config
@@ -311,8 +311,8 @@ def placement_advice(
     if not all(names):
         raise typer.BadParameter("name the runs, separated by commas: `--advise RUN,RUN`", param_hint="'--advise'")
     from rlinf_cli.job.job_file import check_apart, load, sound, viewed
-    from rlinf_cli.placement.job_layout import lay_out
-    from rlinf_cli.run.policies import config_of
+    from rlinf_cli.job.job_layout import lay_out
+    from rlinf_cli.runs.run_lookup import config_of
 
     name, patch = config_of(file), patch or Path(_PATCH)
     job = viewed(load(name, overrides, assume))

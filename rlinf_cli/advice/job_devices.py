@@ -214,7 +214,7 @@ def holders_of(job: SoundJob, file: str) -> dict[int, Sequence[HolderInfo]]:
     from rlinf_cli import console
     from rlinf_cli.cluster import identity
     from rlinf_cli.cluster.status import State, ask_all
-    from rlinf_cli.cluster.transports.transport import Transport, run
+    from rlinf_cli.cluster.transport import Transport, run
     from rlinf_core import env_vars
     from rlinf_core.node import attach, cluster_records
 

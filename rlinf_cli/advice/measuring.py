@@ -18,11 +18,11 @@ from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.interrupts import command_signals
 from rlinf_cli.job.job_file import load, sound
-from rlinf_cli.placement.job_layout import lay_out
+from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
-from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
-from rlinf_cli.sweep.queue import LOGS, RunQueue
+from rlinf_cli.run.sweep_plan import Point, SweepPlan, overrides_of
+from rlinf_cli.run.sweep_queue import LOGS, RunQueue
 from rlinf_core import env_vars
 from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.advice.durations import CallRow, Durations
@@ -38,7 +38,7 @@ from rlinf_core.topology import CLUSTER_LABEL
 if TYPE_CHECKING:
     from rlinf_cli.advice.job_devices import JobDevices
     from rlinf_cli.job.job_file import SoundJob
-    from rlinf_cli.sweep.queue import PointState
+    from rlinf_cli.run.sweep_queue import PointState
     from rlinf_core.advice.job_flow import JobFlow
 
 _MOST_LISTED: Final = 6
@@ -70,7 +70,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
         typer.BadParameter: a size names a component without selectable sizes, or the file is standard input.
         RLinfError: the job cannot be measured, or no trial finished.
     """
-    from rlinf_cli.run.policies import config_of
+    from rlinf_cli.runs.run_lookup import config_of
 
     if file == "-":
         raise typer.BadParameter("each trial reads the file again: give a path, not `-`", param_hint="'--measure'")

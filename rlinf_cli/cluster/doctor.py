@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from rlinf_cli.cluster.checks import devices, links, rules
-from rlinf_cli.cluster.checks.finding import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
+from rlinf_cli.cluster import checks, doctor_rules
+from rlinf_cli.cluster.agent import AgentReply, ask
+from rlinf_cli.cluster.checks import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
-from rlinf_cli.cluster.transports.agent import AgentReply, ask
-from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
+from rlinf_cli.cluster.transport import CommandOutcome, Transport
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial
@@ -126,7 +126,7 @@ async def _look(node: NodeTarget, request: dict[str, Any], transport: Transport)
         "environments": [environment.request() for environment in node.environments],
         "ports": node.ports.fixed(head=node.is_head),
         "addresses": [list(address) for _, unit in node.robots for address in unit.addresses()],
-        "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
+        "cameras": list(checks.cameras_of(unit for _, unit in node.robots)),
         "camera_environment": next(
             (environment.request() for environment in node.environments if environment.has_robots), None
         ),
@@ -147,25 +147,25 @@ def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
 
 def judge(probed: Sequence[ProbedNode], request: DoctorRequest) -> list[Finding]:
     """Return the findings of all checks on the nodes' facts. Pure, except for the token file and the environment."""
-    here = rules.of_cluster(request.recorded, request.cluster.forward_env, os.environ)
+    here = doctor_rules.of_cluster(request.recorded, request.cluster.forward_env, os.environ)
     if not probed:
         return here
-    reference = rules.reference_of(probed, request.here, machine(), request.recipe, request.own_recipe)
+    reference = doctor_rules.reference_of(probed, request.here, machine(), request.recipe, request.own_recipe)
     findings = [
         *(
             node.finding("reach", Said(OK, "answers over ssh" if node.node.host else "is this machine"))
             for node in probed
         ),
-        *rules.machines(probed),
-        *rules.of_software(probed, reference),
-        *rules.of_machines(probed, reference),
-        *devices.judged(probed),
+        *doctor_rules.machines(probed),
+        *doctor_rules.of_software(probed, reference),
+        *doctor_rules.of_machines(probed, reference),
+        *checks.judged(probed),
     ]
     if len(probed) == len(request.nodes):
         findings += _placements(request.cluster, probed)
     head = next((node for node in probed if node.node.is_head), None)
     if head is not None and len(request.nodes) > 1:
-        findings += rules.head_address(head, address_of(head.facts, request.cluster.head_address))
+        findings += doctor_rules.head_address(head, address_of(head.facts, request.cluster.head_address))
     return distinct([*findings, *here])
 
 
@@ -218,10 +218,10 @@ async def _links(
     nodes_of = {
         name: sorted({placement.cluster_node_rank for placement in placements}) for name, placements in placed.items()
     }
-    wanted = links.links_of(nodes_of, len(request.nodes))
+    wanted = checks.links_of(nodes_of, len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
     notify(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
-    measured, left = await links.measure(
+    measured, left = await checks.measure(
         usable,
         by_rank,
         transport,
@@ -229,13 +229,13 @@ async def _links(
         head_address=request.cluster.head_address,
         most=request.links_at_once,
     )
-    return links.findings_of(measured, left, by_rank)
+    return checks.findings_of(measured, left, by_rank)
 
 
 def _placements(cluster: ClusterConfig, probed: Sequence[ProbedNode]) -> list[Finding]:
     """Check that the components can be placed on the hardware found."""
     try:
-        topology = ClusterTopology.from_nodes([devices.node_info(machine) for machine in probed], cluster)
+        topology = ClusterTopology.from_nodes([checks.node_info(machine) for machine in probed], cluster)
     except PlacementError:
         return []  # the hardware found contradicts the declarations, which is its own finding
     findings: list[Finding] = []

@@ -12,23 +12,23 @@ from typing import Any, Final
 
 from rlinf_cli import console
 from rlinf_cli.cluster import doctor, identity
-from rlinf_cli.cluster.checks.devices import found_text, judged
-from rlinf_cli.cluster.checks.finding import (
+from rlinf_cli.cluster.checks import (
     FAULT,
     OK,
     WARNING,
     CheckVerdict,
     Finding,
     ProbedNode,
+    figures,
+    found_text,
+    judged,
     merged,
     size,
 )
-from rlinf_cli.cluster.checks.links import figures
 from rlinf_cli.cluster.doctor import DoctorReport
-from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
+from rlinf_cli.cluster.inventory import NodeTarget, reachable, recorded_cluster, recorded_targets
 from rlinf_cli.cluster.node import node_probe
-from rlinf_cli.cluster.probing import reachable, recorded_cluster
-from rlinf_cli.cluster.transports.transport import Transport, run
+from rlinf_cli.cluster.transport import Transport, run
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode

@@ -1,4 +1,4 @@
-"""The machines of the `cluster` section: how to reach each, and what to start there. Pure."""
+"""The machines of the `cluster` section, or of a recorded cluster: how to reach each, and what to start there."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.placement.picture import hosts_by_rank
+from rlinf_cli.job.picture import hosts_by_rank
+from rlinf_core import env_vars
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
 from rlinf_core.config.machines.cluster_values import expand_hosts
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import NotationError
-from rlinf_core.env_vars import NODE_RANK, PORTS
-from rlinf_core.errors import ConfigError
+from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.node import cluster_records
 from rlinf_core.node.attach import RANK_LABEL, NodePorts
 from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
@@ -95,7 +96,7 @@ class NodeTarget:
     @property
     def env(self) -> dict[str, str]:
         """The environment variables for Ray, without those of groups, which are for their processes only."""
-        return {NODE_RANK.name: str(self.rank), PORTS.name: self.ports.data}
+        return {env_vars.NODE_RANK.name: str(self.rank), env_vars.PORTS.name: self.ports.data}
 
     @property
     def labels(self) -> dict[str, str]:
@@ -129,6 +130,38 @@ def targets(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     ports = NodePorts.of(cluster.ports)
     hosts = _hosts(cluster)
     return tuple(_target(cluster, rank, hosts.get(rank), ports) for rank in range(cluster.num_nodes))
+
+
+def reachable(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
+    """Return the machines of a cluster, by rank.
+
+    Raises:
+        ConfigError: the cluster has several nodes but no hosts.
+    """
+    nodes = targets(cluster)
+    if len(nodes) > 1 and nodes[0].host is None:
+        raise ConfigError(
+            f"the file has {len(nodes)} nodes and no hosts",
+            why="there is no way to reach them",
+            help="give `hosts` in its node groups, or `cluster.hosts`",
+        )
+    return nodes
+
+
+def recorded_cluster(name: str | None) -> ClusterRecord:
+    """Return the record of the cluster of this name, or without a name of the only one.
+
+    Raises:
+        ClusterError: there is no such cluster.
+    """
+    record = cluster_records.recorded(name)
+    if record is not None:
+        return record
+    recorded, name = cluster_records.names(), name or env_vars.CLUSTER.get()
+    what = f"no cluster `{name}` is known on this machine" if name else "no cluster is known on this machine"
+    others = f"known clusters: {', '.join(f'`{known_name}`' for known_name in recorded)}" if recorded else ""
+    hint = f"bring one up with `rlinf up FILE`, or set `{env_vars.ADDRESS.name}` to one started by hand"
+    raise ClusterError(what, why=others or None, help=hint)
 
 
 def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:

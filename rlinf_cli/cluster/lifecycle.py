@@ -12,18 +12,17 @@ from typing import Any, Final
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.cluster import identity
+from rlinf_cli.cluster import agent, identity
 from rlinf_cli.cluster.down import DownReport, RunningJob, running_jobs, take_down
 from rlinf_cli.cluster.inventory import NodeTarget, here, place, recorded_targets, targets
 from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.progress import ClusterReport, NodeFailure, Phase, PhaseTable
-from rlinf_cli.cluster.transports import agent
-from rlinf_cli.cluster.transports.transport import Transport, run
+from rlinf_cli.cluster.transport import Transport, run
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_cli.command import Result
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import load_sound
-from rlinf_cli.placement.job_layout import masked
+from rlinf_cli.job.job_layout import masked
 from rlinf_core.errors import ClusterError
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.cluster_records import section_digest

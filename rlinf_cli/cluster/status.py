@@ -9,11 +9,10 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli import console
+from rlinf_cli.cluster.agent import AgentReply, ask
 from rlinf_cli.cluster.down import RunningJob
-from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
-from rlinf_cli.cluster.probing import recorded_cluster
-from rlinf_cli.cluster.transports.agent import AgentReply, ask
-from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport, run
+from rlinf_cli.cluster.inventory import NodeTarget, recorded_cluster, recorded_targets
+from rlinf_cli.cluster.transport import CommandOutcome, Transport, run
 from rlinf_cli.command import Result
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_core import env_vars

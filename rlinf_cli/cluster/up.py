@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.cluster import identity
+from rlinf_cli.cluster.agent import ask
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.plan import Action, Facts, LocalSoftware, NodeState, decide, refuse_other_nodes
 from rlinf_cli.cluster.progress import ClusterReport, Emit, Event, NodeFailure, Phase, Progress
-from rlinf_cli.cluster.transports.agent import ask
-from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
+from rlinf_cli.cluster.transport import CommandOutcome, Transport
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 

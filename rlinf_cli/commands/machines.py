@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.arguments.options import DryRun, File, FileIfAny, Name, Overrides, Parallel
 from rlinf_cli.command import Result, command, opt
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.options import DryRun, File, FileIfAny, Name, Overrides, Parallel
 
 if TYPE_CHECKING:
     from rlinf_cli.cluster.up import UpRequest
@@ -114,8 +114,8 @@ def _job_script(
     """Return the script or manifest with which Slurm or KubeRay starts the cluster of a file."""
     from rlinf_cli.cluster import identity
     from rlinf_cli.cluster.inventory import targets
+    from rlinf_cli.cluster.schedulers import parse
     from rlinf_cli.cluster.schedulers.kuberay import kuberay
-    from rlinf_cli.cluster.schedulers.scheduler_options import parse
     from rlinf_cli.cluster.schedulers.slurm import slurm
     from rlinf_cli.job.job_file import load_sound, refuse_secrets
     from rlinf_core.config.shipped import shipped_configs

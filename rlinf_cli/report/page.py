@@ -18,9 +18,9 @@ import typer
 from rlinf_cli import console
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown, write_whole
+from rlinf_cli.job.picture import Picture, picture_record
 from rlinf_cli.live import labels
 from rlinf_cli.live.labels import clock, duration, figure, short_phase
-from rlinf_cli.placement.picture import Picture, picture_record
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Curve, Spec, require_modules
 from rlinf_cli.report.content import gather

@@ -15,13 +15,12 @@ from rlinf_cli import console
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.runs.run_lookup import find_run, run_at
+from rlinf_cli.runs.run_lookup import find_run, find_run_folder
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.shipped import meant_config
 from rlinf_core.errors import ConfigError, RLinfError, RunError
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.job.recipe import Recipe
-from rlinf_core.runners.opened_run import folder_without_run, note_step
+from rlinf_core.runners.opened_run import note_step
 from rlinf_core.runners.storage.checkpoint import load_manifest, sound_checkpoint
 from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.evidence import read_quarantine
@@ -86,24 +85,6 @@ def used_job(name: str, overrides: list[str], command: str, checkpoint: str | No
     job = without_start(job) if run is not None else job
     choose_cluster(sound(job), file, already_shown=True)
     return UsedJob(job, recipe, run)
-
-
-def find_run_folder(name: str) -> RunFolder | None:
-    """Return the run folder for a path or a name; None if there is no such run.
-
-    Raises:
-        RunError: `name` is a folder without a run.
-    """
-    run = run_at(name)
-    if run is None and Path(name).is_dir() and meant_config(name) is None:
-        raise folder_without_run(Path(name), "name a run folder or a job file")
-    return run
-
-
-def config_of(name: str) -> str:
-    """Return the configuration file of a run, or `name` unchanged if it names no run."""
-    run = find_run_folder(name)
-    return name if run is None else str(run.config_file)
 
 
 def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:

@@ -63,7 +63,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
     Raises:
         ConfigError: one of these variables is not set.
     """
-    from rlinf_cli.cluster.transports.head_driver import run_on_head
+    from rlinf_cli.cluster.agent import run_on_head
     from rlinf_core.config.composing.origins import resolved_text
     from rlinf_core.placement.environment import forwarded_values
 

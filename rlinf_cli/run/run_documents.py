@@ -152,7 +152,7 @@ class DocumentWriter(View):
             self._warned = True
 
     def _origins(self) -> dict[str, str]:
-        from rlinf_cli.job.config_view import config_record
+        from rlinf_cli.job.views import config_record
 
         if self._job.tree is None:
             return {}
@@ -161,9 +161,9 @@ class DocumentWriter(View):
 
     def _placement(self, topology: ClusterTopology) -> dict[str, str]:
         from rlinf_cli.job.job_file import sound
-        from rlinf_cli.placement.job_layout import lay_out
-        from rlinf_cli.placement.picture import picture_of, picture_record
-        from rlinf_cli.placement.placement_summary import placement_record
+        from rlinf_cli.job.job_layout import lay_out
+        from rlinf_cli.job.picture import picture_of, picture_record
+        from rlinf_cli.job.views import placement_record
 
         try:
             parts = sound(self._job)._replace(topology=topology)

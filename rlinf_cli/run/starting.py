@@ -11,11 +11,10 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.job.config_view import config_record, config_text
 from rlinf_cli.job.job_file import SoundJob, file_of_recipe, load, show_findings, sound, split_files
-from rlinf_cli.placement.job_layout import lay_out
-from rlinf_cli.placement.picture import picture_of
-from rlinf_cli.placement.placement_summary import placement_record, summary_text
+from rlinf_cli.job.job_layout import lay_out
+from rlinf_cli.job.picture import picture_of
+from rlinf_cli.job.views import config_record, config_text, placement_record, summary_text
 from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity

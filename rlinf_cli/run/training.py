@@ -230,7 +230,7 @@ class Training:
         return self._close(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
-        from rlinf_cli.why.incidents import limit_reached
+        from rlinf_cli.why.facts import limit_reached
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)

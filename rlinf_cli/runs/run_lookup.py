@@ -13,6 +13,7 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.console import shown
+from rlinf_core.config.shipped import meant_config
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.suggest import did_you_mean, quoted
 
@@ -213,6 +214,26 @@ def run_at(name: str) -> RunFolder | None:
         if os.path.lexists(path / STATE):
             return RunFolder.open(path)
     return None
+
+
+def find_run_folder(name: str) -> RunFolder | None:
+    """Return the run folder for a path or a name; None if there is no such run.
+
+    Raises:
+        RunError: `name` is a folder without a run.
+    """
+    run = run_at(name)
+    if run is None and Path(name).is_dir() and meant_config(name) is None:
+        from rlinf_core.runners.opened_run import folder_without_run
+
+        raise folder_without_run(Path(name), "name a run folder or a job file")
+    return run
+
+
+def config_of(name: str) -> str:
+    """Return the configuration file of a run, or `name` unchanged if it names no run."""
+    run = find_run_folder(name)
+    return name if run is None else str(run.config_file)
 
 
 def _named(run: str) -> RunFolder:

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli import console
-from rlinf_cli.cluster.jobs import Inspector, job_of
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.runs.active import Inspector, job_of
 from rlinf_cli.runs.logs import log_files
 from rlinf_cli.runs.metric_columns import MATTERS
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_cli.runs.run_table import rows_of
-from rlinf_cli.why.facts import RunFacts, read_facts
+from rlinf_cli.why.facts import Incident, RunFacts, incidents, read_facts, seconds_without_step
 from rlinf_cli.why.findings import FindingKind, RunFinding, causes, finding, named_failure
-from rlinf_cli.why.incidents import Incident, incidents, seconds_without_step
 from rlinf_cli.why.signs import signs
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RLinfError, RunError

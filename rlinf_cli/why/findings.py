@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_cli.why.incidents import REACHED, Incident
+from rlinf_cli.why.facts import REACHED, Incident
 from rlinf_core.runners.storage.evidence import FailedProcess
 
 _TABLE: Final = Path(__file__).with_name("causes.toml")

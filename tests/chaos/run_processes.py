@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_cli.cluster.jobs import Inspector
+from rlinf_cli.runs.active import Inspector
 from rlinf_core.cluster.driver_folder import folders_of, running_jobs
 from rlinf_core.errors import RLinfError
 from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, opened

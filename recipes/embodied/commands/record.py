@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from rlinf_cli import console
-from rlinf_cli.arguments.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
 from rlinf_cli.command import Result, command, key_values, opt
+from rlinf_cli.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
 
 
 @command(

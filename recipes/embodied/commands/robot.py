@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rlinf_cli import console
-from rlinf_cli.arguments.options import File
 from rlinf_cli.command import Result, arg, command, group, key_values, opt
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.options import File
 
 if TYPE_CHECKING:
     from recipes.embodied.config.camera_config import RobotEnvOptions

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments import options
-from rlinf_cli.arguments.options import Detach, DryRun, NoWait, Share, choose_claims
+from rlinf_cli import options
 from rlinf_cli.command import Result, arg, command
+from rlinf_cli.options import Detach, DryRun, NoWait, Share, choose_claims
 
 
 @command(

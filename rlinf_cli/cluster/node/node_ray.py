@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
-from rlinf_cli.cluster.node import node_holdings as holdings
 from rlinf_cli.cluster.node import node_probe
+from rlinf_cli.cluster.node import node_probe as holdings
 from rlinf_core.node import node_facts as facts
 from rlinf_core.process import proc as processes
 

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, one_line
+from rlinf_cli.cluster.schedulers import SchedulerOption, one_line
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.env_vars import ADDRESS, NODE_RANK

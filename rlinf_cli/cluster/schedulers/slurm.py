@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, one_line
+from rlinf_cli.cluster.schedulers import SchedulerOption, one_line
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import ConfigError
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.cluster import identity
-from rlinf_cli.projects.project_files import ProjectKind
+from rlinf_cli.projects import ProjectKind
 from rlinf_core import load_run
 from rlinf_core.process import proc
 from rlinf_core.runners.storage.run_folder import RunFolder

@@ -399,7 +399,7 @@ def test_a_call_imports_its_own_command_only() -> None:
         "print(*(name for name in sys.modules if name.startswith(package)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.split() == ["rlinf_cli.commands.check"]
+    assert done.stderr.split() == ["rlinf_cli.commands.jobs"]
 
 
 @pytest.mark.parametrize(

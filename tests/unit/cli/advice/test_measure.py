@@ -12,8 +12,8 @@ import pytest
 from recipes.embodied.advice.embodied_flow import EmbodiedFlow
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.interrupts import command_signals
-from rlinf_cli.sweep.plan import SweepPlan, overrides_of
-from rlinf_cli.sweep.queue import PointState, states
+from rlinf_cli.run.sweep_plan import SweepPlan, overrides_of
+from rlinf_cli.run.sweep_queue import PointState, states
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.job.load import load_job
 from rlinf_core.process import pacing

@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_cli.cluster import inventory
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
+from rlinf_cli.cluster.transport import CommandOutcome, CommandResult, OnLine, Transport
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.job.load import load_job
 

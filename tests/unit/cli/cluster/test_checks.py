@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.cluster import doctor
-from rlinf_cli.cluster.checks.finding import CheckVerdict, Finding, ProbedNode, merged
+from rlinf_cli.cluster.checks import CheckVerdict, Finding, ProbedNode, merged
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.node.node_probe import recipe_of
 from rlinf_core.node.cluster_records import ClusterRecord, token_file

@@ -18,15 +18,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster import doctor
-from rlinf_cli.cluster.checks import links
-from rlinf_cli.cluster.checks.finding import CheckVerdict, ProbedNode
-from rlinf_cli.cluster.checks.links import Measured, NodeLink
+from rlinf_cli.cluster import checks, doctor
+from rlinf_cli.cluster.checks import CheckVerdict, Measured, NodeLink, ProbedNode
 from rlinf_cli.cluster.doctor_report import doctor_record, doctor_text
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
-from rlinf_cli.cluster.node import node_links
-from rlinf_cli.cluster.node.node_links import measure
-from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
+from rlinf_cli.cluster.node import node_agent
+from rlinf_cli.cluster.node.node_agent import measure
+from rlinf_cli.cluster.transport import CommandOutcome, CommandResult, OnLine, Transport
 from rlinf_core import env_vars
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Trial
@@ -239,7 +237,7 @@ def test_a_variable_that_is_to_be_forwarded_must_be_set(examine: Examine, monkey
 
 
 def test_component_nodes_all_have_links_to_other_components() -> None:
-    result = links.links_of({"actor": range(4), "rollout": [4, 5], "env": [6]}, 7)
+    result = checks.links_of({"actor": range(4), "rollout": [4, 5], "env": [6]}, 7)
     assert all(link.one > link.other for link in result)
     ends = {
         use: {(link.one, link.other) for link in result if use in link.uses} for link in result for use in link.uses
@@ -252,9 +250,9 @@ def test_component_nodes_all_have_links_to_other_components() -> None:
         "actor-env": {(6, rank) for rank in range(4)},
         "rollout-env": {(6, 4), (6, 5)},
     }
-    assert links.links_of({"actor": [0], "rollout": [0]}, 1) == []
+    assert checks.links_of({"actor": [0], "rollout": [0]}, 1) == []
     # There are no more ways than a few for each node.
-    assert len(links.links_of({"a": range(1000), "b": range(1000), "c": range(500, 1000)}, 1000)) < 5 * 1000
+    assert len(checks.links_of({"a": range(1000), "b": range(1000), "c": range(500, 1000)}, 1000)) < 5 * 1000
 
 
 @pytest.mark.parametrize(
@@ -283,14 +281,14 @@ def here(make_nodes: Nodes) -> dict[int, ProbedNode]:
 
 def test_a_way_is_measured(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray",))
-    (result,), left = asyncio.run(links.measure([link], here, Transport(), seconds=30))
+    (result,), left = asyncio.run(checks.measure([link], here, Transport(), seconds=30))
     assert (result.fault, left) == (None, [])
     assert 0 < result.latency < 1
     assert result.bandwidth > 1e6
     # Those for which there is no time are told.
-    measured, left = asyncio.run(links.measure([link], here, Transport(), seconds=-1))
+    measured, left = asyncio.run(checks.measure([link], here, Transport(), seconds=-1))
     assert (measured, left) == ([], [link])
-    (finding,) = links.findings_of(measured, left, here)
+    (finding,) = checks.findings_of(measured, left, here)
     assert (finding.verdict, "1 of 1" in finding.what) == (CheckVerdict.SKIPPED, True)
 
 
@@ -321,10 +319,10 @@ class Busy(Transport):
 
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_no_node_has_two_measurements_at_once(make_nodes: Nodes, most: int) -> None:
-    wanted = links.links_of({"actor": range(6), "rollout": range(3, 9)}, 9)
+    wanted = checks.links_of({"actor": range(6), "rollout": range(3, 9)}, 9)
     probed = {node.rank: ProbedNode(node, {"primary": "h"}, 0.0, 0.0) for node in make_nodes(9)}
     transport = Busy()
-    measured, left = asyncio.run(links.measure(wanted, probed, transport, seconds=60, most=most))
+    measured, left = asyncio.run(checks.measure(wanted, probed, transport, seconds=60, most=most))
     assert (sorted(result.link for result in measured), left) == (sorted(wanted), [])
     assert {result.latency for result in measured} == {1e-3}
     assert transport.most <= 2 * most
@@ -362,12 +360,12 @@ def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -
             raise SystemExit  # as where nobody reads any more
         said.put(line)
 
-    monkeypatch.setattr(node_links, "_say", say)
+    monkeypatch.setattr(node_agent, "say", say)
     request = {"secret": secret, "address": "127.0.0.1", "ports": [21400, 21499], "deadline": 60.0}
 
     def serve() -> None:
         with contextlib.suppress(SystemExit):
-            node_links.serve(request)
+            node_agent.serve(request)
 
     serving = threading.Thread(target=serve, daemon=True)
     serving.start()
@@ -386,7 +384,7 @@ def test_crowd_of_strangers_keeps_no_node_out(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_found_is_told_in_figures(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray", "actor-env"))
-    fast, slow, none = links.findings_of(
+    fast, slow, none = checks.findings_of(
         [
             Measured(link, None, 0.00005, 1.5e9),
             Measured(link, None, 0.002, 11e6),
@@ -404,5 +402,5 @@ def test_what_is_found_is_told_in_figures(here: dict[int, ProbedNode]) -> None:
 
 
 def test_ranges_of_figures_share_a_unit() -> None:
-    assert links.figures([0.0001, 0.0002], [5e8, 2e9]) == "0.1-0.2 ms, 0.5-2 GB/s"
-    assert links.figures([0.12], [7.13e8]) == "120 ms, 710 MB/s"
+    assert checks.figures([0.0001, 0.0002], [5e8, 2e9]) == "0.1-0.2 ms, 0.5-2 GB/s"
+    assert checks.figures([0.12], [7.13e8]) == "120 ms, 710 MB/s"

@@ -21,7 +21,7 @@ from rlinf_cli.cluster.down import DownReport, running_jobs, take_down
 from rlinf_cli.cluster.identity import cluster_id
 from rlinf_cli.cluster.inventory import NodeTarget, here, place, recorded_targets
 from rlinf_cli.cluster.progress import Event, Phase
-from rlinf_cli.cluster.transports.transport import CommandOutcome
+from rlinf_cli.cluster.transport import CommandOutcome
 from rlinf_cli.cluster.up import UpRequest, bring_up
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.node import cluster_records

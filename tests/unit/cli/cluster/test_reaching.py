@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.cluster import agent
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
-from rlinf_cli.cluster.transports import agent
-from rlinf_cli.cluster.transports.transport import (
+from rlinf_cli.cluster.transport import (
     CommandOutcome,
     CommandResult,
     Transport,

@@ -13,7 +13,7 @@ import pytest
 from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.progress import Event, Phase, Progress
-from rlinf_cli.cluster.transports.transport import CommandOutcome
+from rlinf_cli.cluster.transport import CommandOutcome
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_core.errors import RLinfError
 from rlinf_core.node import cluster_records

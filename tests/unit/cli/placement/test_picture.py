@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.placement.job_layout import Layer, masked, process_interpreter, process_variables
-from rlinf_cli.placement.picture import (
+from rlinf_cli.job.job_layout import Layer, masked, process_interpreter, process_variables
+from rlinf_cli.job.picture import (
     ACCELERATOR,
     Card,
     Cell,

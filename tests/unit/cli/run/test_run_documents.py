@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster.transports import head_driver
+from rlinf_cli.cluster import agent
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.run import run_documents
 from rlinf_cli.run.remote_driver import train_there
 from rlinf_cli.run.run_documents import StateWriter, failure_block
-from rlinf_cli.sweep.queue import _environment as environment
+from rlinf_cli.run.sweep_queue import _environment as environment
 from rlinf_core.config.composing import origins
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, ClusterError, RunError, WorkerDiedError
@@ -265,7 +265,7 @@ def test_a_point_of_a_sweep_is_of_its_group_on_the_head(
         sent.append(env)
         return 0
 
-    monkeypatch.setattr(head_driver, "run_on_head", run)
+    monkeypatch.setattr(agent, "run_on_head", run)
     monkeypatch.setattr(origins, "resolved_text", repr)
     record: Any = SimpleNamespace(nodes=[SimpleNamespace(host="head")])
     job: Any = SimpleNamespace(cluster=SimpleNamespace(forward_env=()), tree=None)

@@ -23,9 +23,8 @@ from recipes.training.updater import UntrainedError
 from rlinf_cli.runs.metric_columns import MetricColumn, series_of
 from rlinf_cli.why import signs
 from rlinf_cli.why.diagnosis import diagnose, why_text
-from rlinf_cli.why.facts import RunFacts, read_facts
+from rlinf_cli.why.facts import Incident, RunFacts, read_facts
 from rlinf_cli.why.findings import EVIDENCE, FindingKind, causes, failure_causes, fields_of
-from rlinf_cli.why.incidents import Incident
 from rlinf_core.errors import (
     CheckpointError,
     CommunicationTimeoutError,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.why.incidents import REACHED, limit_reached
+from rlinf_cli.why.facts import REACHED, limit_reached
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER

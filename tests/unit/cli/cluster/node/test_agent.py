@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster import identity
+from rlinf_cli.cluster import agent, identity
 from rlinf_cli.cluster.down import take_down
 from rlinf_cli.cluster.inventory import NodeTarget, here
-from rlinf_cli.cluster.node import node_agent, node_holdings, node_probe, node_ray
-from rlinf_cli.cluster.transports import agent
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.node import node_agent, node_probe, node_ray
+from rlinf_cli.cluster.transport import Transport
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_core import __version__
 from rlinf_core.errors import ConfigError
@@ -93,7 +92,7 @@ def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentRepl
 
 
 def test_a_taken_port_names_the_cluster_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(node_holdings, "folder_of", lambda cluster: str(tmp_path / cluster))
+    monkeypatch.setattr(node_probe, "folder_of", lambda cluster: str(tmp_path / cluster))
     (tmp_path / "68b076be").mkdir()
     (tmp_path / "68b076be" / "node.json").write_text('{"name": "lap"}')
     code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
@@ -222,7 +221,7 @@ def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., age
         assert (ended["found"], ended["files"]) == (True, [])
         assert not folder.exists()
     finally:
-        node_holdings.remove(str(folder))
+        node_probe.remove(str(folder))
 
 
 @pytest.mark.parametrize("name", ["/tmp/evil", "../evil", "a/../../evil"])
@@ -266,14 +265,14 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     node_facts.write_private(str(tmp_path / "node.json"), f'{{"address": "{ADDRESS}"}}')
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     # For a moment in which it is executed it has no command line.
-    until(lambda: "sleep" in node_holdings.command_of(process.pid), "its command")
+    until(lambda: "sleep" in node_probe.command_of(process.pid), "its command")
     yield process
     process.kill()
     process.wait()
 
 
 def end(driver: subprocess.Popen[bytes], **changes: Any) -> dict[str, Any]:
-    job = {"address": ADDRESS, "pid": driver.pid, "command": node_holdings.command_of(driver.pid), **changes}
+    job = {"address": ADDRESS, "pid": driver.pid, "command": node_probe.command_of(driver.pid), **changes}
     return node_agent.end_jobs({"cluster": "c", "jobs": [job], "deadline": 20.0})
 
 

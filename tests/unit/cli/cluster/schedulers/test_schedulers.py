@@ -18,8 +18,8 @@ from ruamel.yaml import YAML
 
 from rlinf_cli.cluster import inventory
 from rlinf_cli.cluster.inventory import NodeTarget, targets
+from rlinf_cli.cluster.schedulers import SchedulerOption, parse
 from rlinf_cli.cluster.schedulers.kuberay import RAY_VERSION, kuberay
-from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, parse
 from rlinf_cli.cluster.schedulers.slurm import slurm
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job

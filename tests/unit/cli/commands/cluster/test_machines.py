@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from rlinf_cli.cluster import block
-from rlinf_cli.cluster.checks.finding import CheckVerdict, Finding
+from rlinf_cli.cluster.checks import CheckVerdict, Finding
 from rlinf_cli.cluster.doctor import DoctorReport
 from rlinf_cli.cluster.doctor_report import doctor_text
 from rlinf_cli.cluster.node import node_probe
-from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
+from rlinf_cli.cluster.transport import CommandOutcome, Transport
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode

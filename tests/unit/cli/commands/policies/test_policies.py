@@ -19,7 +19,8 @@ from recipes.embodied.models.registry import make_model
 from recipes.training.weights import training_state
 from recipes.training.weights.shard_files import shard_name
 from rlinf_cli.job.job_file import without_start, without_training_data
-from rlinf_cli.run.policies import checkpoint_of, find_run_folder
+from rlinf_cli.run.policies import checkpoint_of
+from rlinf_cli.runs.run_lookup import find_run_folder
 from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.sections.runner import RunnerConfig

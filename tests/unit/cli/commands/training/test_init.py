@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.job.job_file import load_with_lint
-from rlinf_cli.projects.project_files import ProjectKind, next_commands, project_files
+from rlinf_cli.projects import ProjectKind, next_commands, project_files
 from rlinf_core.errors import ConfigError
 from rlinf_core.job import find_recipe as registry
 from tests.unit.cli.typed import Cli

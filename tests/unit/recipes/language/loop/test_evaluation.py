@@ -19,7 +19,7 @@ from recipes.language.loop.arrivals import Arrivals, Failures, write_samples
 from recipes.language.loop.reasoning_runner import group_metrics
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.using.answer_scoring import figures_by_set
-from rlinf_cli.report.samples import read_samples, sampled_steps
+from rlinf_cli.report.content import read_samples, sampled_steps
 from rlinf_core.config.secrets import MASK
 from rlinf_core.errors import RunError
 from rlinf_core.statistics import mean

@@ -17,11 +17,11 @@ from rlinf_cli.console import shown
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.interrupts import command_signals
 from rlinf_cli.live import labels
+from rlinf_cli.run import sweep_queue
 from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
+from rlinf_cli.run.sweep_plan import Point, SweepPlan, config_ids, plan_of, short_keys
 from rlinf_cli.runs.run_table import RunRow, rows_of
-from rlinf_cli.sweep import queue
-from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, plan_of, short_keys
 from rlinf_core.runners.storage.run_folder import unused_path
 from rlinf_core.runners.storage.run_status import RunStatus
 
@@ -74,7 +74,7 @@ def sweep(
     )
 
 
-def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) -> Mapping[str, queue.PointState]:
+def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) -> Mapping[str, sweep_queue.PointState]:
     """Run all unfinished points, and return the state of each run at the end.
 
     Raises:
@@ -83,12 +83,12 @@ def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) 
     refuse_elsewhere(plan.parts, plan.file, "and the runs would be written there", "start the sweep")
     check_installed()
     choose_cluster(plan.parts, plan.file, already_shown=False)
-    with queue.opened(place, plan, ids) as there:
-        current = queue.states(place, plan)
-        queue.check_visible(place, current)
+    with sweep_queue.opened(place, plan, ids) as there:
+        current = sweep_queue.states(place, plan)
+        sweep_queue.check_visible(place, current)
         console.message(f"{'continued' if there else 'new'} sweep {place}: {_counts(current)}")
         console.message(f"`rlinf runs --runs-dir {shlex.quote(shown(place))}` shows its runs")
-        return queue.RunQueue(plan, place, parallel, _teller(plan.points), ids=ids).work()
+        return sweep_queue.RunQueue(plan, place, parallel, _teller(plan.points), ids=ids).work()
 
 
 def _plan_result(points: Sequence[Point]) -> Result:
@@ -107,11 +107,13 @@ def _keys(points: Sequence[Point]) -> Sequence[str]:
     return list(short_keys(list(points[0].values)).values())
 
 
-def _row(state: queue.PointState) -> RunRow | None:
+def _row(state: sweep_queue.PointState) -> RunRow | None:
     return None if state.run is None else rows_of([state.run])[0]
 
 
-def _table(points: Sequence[Point], current: Mapping[str, queue.PointState], rows: Mapping[str, RunRow | None]) -> str:
+def _table(
+    points: Sequence[Point], current: Mapping[str, sweep_queue.PointState], rows: Mapping[str, RunRow | None]
+) -> str:
     """Return the table of all runs, like the table of `rlinf runs` with the swept values."""
     heads = ("run", *_keys(points), "status", "step", "result", "time")
     cells: list[tuple[str, ...]] = []
@@ -124,16 +126,19 @@ def _table(points: Sequence[Point], current: Mapping[str, queue.PointState], row
     return console.table(heads, cells, right=(len(heads) - 3, len(heads) - 1), keep=(0, len(heads) - 4))
 
 
-def _counts(current: Mapping[str, queue.PointState]) -> str:
+def _counts(current: Mapping[str, sweep_queue.PointState]) -> str:
     """Return the number of runs by status, as in `3 of 12 finished, 2 running, 7 waiting`."""
     counts = Counter(state.status for state in current.values())
-    others = [status for status in (*RunStatus, queue.WAITING) if status != RunStatus.FINISHED and counts[status]]
+    others = [status for status in (*RunStatus, sweep_queue.WAITING) if status != RunStatus.FINISHED and counts[status]]
     finished = f"{counts[RunStatus.FINISHED]} of {len(current)} finished"
     return ", ".join([finished, *(f"{counts[status]} {status}" for status in others)])
 
 
 def _record(
-    folder: Path, points: Sequence[Point], current: Mapping[str, queue.PointState], rows: Mapping[str, RunRow | None]
+    folder: Path,
+    points: Sequence[Point],
+    current: Mapping[str, sweep_queue.PointState],
+    rows: Mapping[str, RunRow | None],
 ) -> dict[str, Any]:
     """Return the result of the sweep as data."""
     runs: list[dict[str, Any]] = []
@@ -151,14 +156,14 @@ def _record(
                 "folder": record and record["folder"],
             }
         )
-    return {"schema": queue.SCHEMA, "folder": str(folder), "runs": runs}
+    return {"schema": sweep_queue.SCHEMA, "folder": str(folder), "runs": runs}
 
 
-def _teller(points: Sequence[Point]) -> queue.OnChange:
+def _teller(points: Sequence[Point]) -> sweep_queue.OnChange:
     """Return a function for the queue that prints a line for each changed status of a run."""
-    before = dict.fromkeys((point.name for point in points), queue.WAITING)
+    before = dict.fromkeys((point.name for point in points), sweep_queue.WAITING)
 
-    def tell(current: Mapping[str, queue.PointState]) -> None:
+    def tell(current: Mapping[str, sweep_queue.PointState]) -> None:
         for point in points:
             state = current[point.name]
             if before[point.name] != state.status:
@@ -168,7 +173,7 @@ def _teller(points: Sequence[Point]) -> queue.OnChange:
     return tell
 
 
-def _line(point: Point, state: queue.PointState) -> str:
+def _line(point: Point, state: sweep_queue.PointState) -> str:
     number, row = point.name.partition("-")[0], _row(state)
     if state.status == RunStatus.RUNNING:
         return f"run {number} started: {', '.join(f'{key} {value}' for key, value in point.values.items())}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from rlinf_cli.cluster.checks.finding import FAULT, GIB, MIB, OK, WARNING, Finding, ProbedNode, Said, size
+from rlinf_cli.cluster.checks import FAULT, GIB, MIB, OK, WARNING, Finding, ProbedNode, Said, size
 from rlinf_core.errors import ConfigError
 from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.placement.environment import forwarded_values

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli import console
 from rlinf_cli.job.job_file import SoundJob
-from rlinf_cli.placement.picture import hosts_by_rank, robot_numbers
+from rlinf_cli.job.picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks

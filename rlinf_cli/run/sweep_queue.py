@@ -19,8 +19,8 @@ from pydantic import Field
 
 from rlinf_cli.console import COMMAND
 from rlinf_cli.interrupts import GRACE_SECONDS, command_signals
+from rlinf_cli.run.sweep_plan import Point, SweepPlan, config_ids, overrides_of
 from rlinf_cli.runs.run_lookup import SWEEP, all_runs
-from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, overrides_of
 from rlinf_core import env_vars
 from rlinf_core.config.composing.origins import inline
 from rlinf_core.errors import ConfigError, RunError

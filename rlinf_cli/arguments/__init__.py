@@ -1,1 +1,0 @@
-"""The arguments and options that several commands share, and their completion."""

@@ -1,1 +1,0 @@
-"""A job's placement as tables, trees, pictures and records."""
