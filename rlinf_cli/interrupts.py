@@ -13,12 +13,52 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from enum import IntEnum
 from types import CodeType, FrameType
 from typing import NoReturn, Self
 
 from rlinf_cli import console
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_core.errors import ClusterError, ConfigError, PlacementError, RLinfError
 from rlinf_core.process.proc import SCHEDULER_WARNINGS, sigterm_deferred
+
+
+class ExitCode(IntEnum):
+    """The exit status that the shell sees."""
+
+    OK = 0
+    """Done; warnings do not change that."""
+    FAILED = 1
+    """The job or the operation failed, or rlinf itself has a bug."""
+    INVALID = 2
+    """Wrong usage, or a file that is invalid, missing or unreadable."""
+    UNREACHABLE = 3
+    """The cluster is not reachable or not whole."""
+    HUNG_UP = 129
+    """SIGHUP: the terminal was closed."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    USER_SIGNAL_1 = 138
+    """SIGUSR1, as schedulers send before a job's time is over."""
+    USER_SIGNAL_2 = 140
+    """SIGUSR2, likewise."""
+    TERMINATED = 143
+    """SIGTERM."""
+    CPU_LIMIT = 152
+    """SIGXCPU: the limit of processor time is near."""
+
+
+# The first matching class decides.
+_BY_ERROR: tuple[tuple[type[RLinfError], ExitCode], ...] = (
+    (ConfigError, ExitCode.INVALID),
+    (PlacementError, ExitCode.INVALID),
+    (ClusterError, ExitCode.UNREACHABLE),
+)
+
+
+def code_of(error: RLinfError) -> ExitCode:
+    """Return the exit code of a command that ends with `error`."""
+    return next((code for class_, code in _BY_ERROR if isinstance(error, class_)), ExitCode.FAILED)
+
 
 # SIGTSTP and SIGCONT suspend and resume a run, as with any process.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *SCHEDULER_WARNINGS)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.runs.active import Inspector, find_job, job_of
 from rlinf_cli.runs.run_lookup import active_run, all_runs, run_at, run_of_words
 from rlinf_core.cluster.driver_folder import JobRecord

@@ -15,8 +15,7 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.command import Quiet, Verbose, help_examples, opt
-from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.interrupts import command_signals, ending_commands
+from rlinf_cli.interrupts import ExitCode, code_of, command_signals, ending_commands
 from rlinf_cli.lazy import LazyGroup
 from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import RLinfError

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from rlinf_cli import console
 from rlinf_cli.command import Result
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.runs.documents import PLACEMENT, recorded_places

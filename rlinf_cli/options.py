@@ -54,7 +54,7 @@ def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the diagnostic codes, and the fields of the file section by section."""
     from rlinf_cli.codes import code_names
-    from rlinf_cli.job.completion_keys import documented_fields
+    from rlinf_cli.job.completion import documented_fields
 
     fields = documented_fields(incomplete, ctx.params.get("recipe"))
     return [*_starting(code_names(), incomplete), *fields]
@@ -80,7 +80,7 @@ def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     job = _job(ctx)
     if job is None:
         return []
-    from rlinf_cli.job.completion_keys import override_candidates
+    from rlinf_cli.job.completion import override_candidates
 
     return _values(ctx, job, incomplete) or override_candidates(job, incomplete)
 
@@ -133,7 +133,7 @@ def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
 
     Typer drops a `=` that is the last word.
     """
-    from rlinf_cli.job.completion_keys import override_candidates
+    from rlinf_cli.job.completion import override_candidates
 
     before = _words(ctx)
     if len(before) < 2:

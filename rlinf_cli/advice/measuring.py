@@ -15,11 +15,10 @@ from rlinf_cli.advice.job_devices import devices_of
 from rlinf_cli.advice.recorded_runs import MEASUREMENT, MEASUREMENT_SCHEMA, flow_of, read_runs
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
-from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.interrupts import command_signals
+from rlinf_cli.interrupts import ExitCode, command_signals
 from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.job.job_layout import lay_out
-from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
+from rlinf_cli.run.driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
 from rlinf_cli.run.sweep_plan import Point, SweepPlan, overrides_of
 from rlinf_cli.run.sweep_queue import LOGS, RunQueue

@@ -263,7 +263,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
     """
     from rlinf_cli.job.job_file import load, sound
     from rlinf_cli.job.job_layout import lay_out
-    from rlinf_cli.run.remote_driver import refuse_elsewhere
+    from rlinf_cli.run.driver import refuse_elsewhere
     from rlinf_cli.run.starting import start
     from rlinf_cli.run.sweep_plan import several
 

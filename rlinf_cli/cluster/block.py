@@ -47,7 +47,7 @@ def hold(request: UpRequest, show: Callable[[UpReport], None], *, parallel: int)
 
     from rlinf_cli import console
     from rlinf_cli.cluster.lifecycle import end, jobs_of, watch
-    from rlinf_cli.exit_codes import ExitCode
+    from rlinf_cli.interrupts import ExitCode
 
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
     local = len(nodes) == 1 and nodes[0].host is None

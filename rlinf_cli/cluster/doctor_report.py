@@ -31,7 +31,7 @@ from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.transport import Transport, run
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.job.job_file import SoundJob, load_sound
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_core.errors import RunError

@@ -20,7 +20,7 @@ from rlinf_cli.cluster.progress import ClusterReport, NodeFailure, Phase, PhaseT
 from rlinf_cli.cluster.transport import Transport, run
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_cli.command import Result
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.job.job_file import load_sound
 from rlinf_cli.job.job_layout import masked
 from rlinf_core.errors import ClusterError

@@ -14,7 +14,7 @@ from rlinf_cli.cluster.down import RunningJob
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_cluster, recorded_targets
 from rlinf_cli.cluster.transport import CommandOutcome, Transport, run
 from rlinf_cli.command import Result
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_core import env_vars
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord

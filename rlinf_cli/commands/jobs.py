@@ -30,6 +30,7 @@ from rlinf_cli.options import (
     choose_claims,
 )
 from rlinf_cli.projects import ProjectKind
+from rlinf_cli.runs.run_lookup import config_of
 from rlinf_core.suggest import near
 
 if TYPE_CHECKING:
@@ -263,7 +264,6 @@ def placement(
     from rlinf_cli.job.job_layout import lay_out
     from rlinf_cli.job.picture import picture_of
     from rlinf_cli.job.views import placement_result
-    from rlinf_cli.runs.run_lookup import config_of
 
     name = config_of(file)
     job = load_sound(name, overrides, assume, probe=_prober(name, assume, live=live))
@@ -290,7 +290,6 @@ def config(
     or `default`. Secrets are masked. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.job.views import config_result
-    from rlinf_cli.runs.run_lookup import config_of
 
     return config_result(load_sound(config_of(file), overrides), every_value=show_all)
 
@@ -310,7 +309,6 @@ def env(
     a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.job.job_layout import env_record, env_text, lay_out
-    from rlinf_cli.runs.run_lookup import config_of
     from rlinf_core.errors import PlacementError
 
     name = config_of(file)
@@ -388,11 +386,11 @@ def explain(
     `cluster.node_groups.label`. Without either, all codes are listed. A file whose first line is
     `# yaml-language-server: $schema=rlinf.schema.json` is completed by editors from the schema.
     """
-    from rlinf_cli.job import explained
+    from rlinf_cli.job import findings
 
     if schema:
-        return explained.schema(recipe)
-    return explained.codes() if topic is None else explained.topic(topic, recipe)
+        return findings.schema(recipe)
+    return findings.codes() if topic is None else findings.topic(topic, recipe)
 
 
 @command("rlinf init env cart", "rlinf init env --gymnasium cart", "rlinf init lab --name grasping ~/grasping")

@@ -12,7 +12,7 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.command import Result, command, opt
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.options import DryRun, File, FileIfAny, Name, Overrides, Parallel
 
 if TYPE_CHECKING:

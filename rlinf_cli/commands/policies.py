@@ -13,7 +13,7 @@ import typer
 
 from rlinf_cli import console, options
 from rlinf_cli.command import Result, arg, command, opt
-from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.interrupts import ExitCode, code_of
 from rlinf_cli.job.job_file import is_override
 from rlinf_cli.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_core.suggest import quoted
 
 if TYPE_CHECKING:

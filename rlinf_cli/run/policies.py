@@ -14,7 +14,7 @@ import typer
 from rlinf_cli import console
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.runs.run_lookup import find_run, find_run_folder
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.errors import ConfigError, RLinfError, RunError
@@ -58,7 +58,7 @@ def used_job(name: str, overrides: list[str], command: str, checkpoint: str | No
         RLinfError: the job's machines do not include this machine.
     """
     from rlinf_cli.job.job_file import load, show_findings, sound, without_start, without_training_data
-    from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
+    from rlinf_cli.run.driver import choose_cluster, cluster_elsewhere
     from rlinf_cli.run.starting import check_installed, refuse_unused, with_hub_pins
 
     run = find_run_folder(name)

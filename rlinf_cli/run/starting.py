@@ -15,7 +15,7 @@ from rlinf_cli.job.job_file import SoundJob, file_of_recipe, load, show_findings
 from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.job.picture import picture_of
 from rlinf_cli.job.views import config_record, config_text, placement_record, summary_text
-from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
+from rlinf_cli.run.driver import choose_cluster, cluster_elsewhere, train_there
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask

@@ -14,11 +14,10 @@ import typer
 from rlinf_cli import console
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
-from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.interrupts import command_signals
+from rlinf_cli.interrupts import ExitCode, command_signals
 from rlinf_cli.live import labels
 from rlinf_cli.run import sweep_queue
-from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
+from rlinf_cli.run.driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
 from rlinf_cli.run.sweep_plan import Point, SweepPlan, config_ids, plan_of, short_keys
 from rlinf_cli.runs.run_table import RunRow, rows_of

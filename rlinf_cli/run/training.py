@@ -17,12 +17,13 @@ from typing import Any
 
 from rlinf_cli import console
 from rlinf_cli.console import shown
-from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
+from rlinf_cli.interrupts import SAVING_SECONDS, STEP_SECONDS, ExitCode, Interrupts, code_of, signals_held
 from rlinf_cli.job.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import PlainView, View, summary_record, summary_text
+from rlinf_cli.run.driver import Settle, detached
 from rlinf_cli.run.run_documents import DocumentWriter, StateWriter, failure_block, record_end
+from rlinf_cli.runs.logs import DRIVER, PRINTED, driver_log
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
@@ -51,14 +52,13 @@ def run_detached(job: Job, recipe: Recipe) -> ExitCode:
 
     Return when the detached process has made its run folder, or has failed to.
     """
-    from rlinf_cli.live import driver_log
 
-    def work(settle: driver_log.Settle) -> int:
+    def work(settle: Settle) -> int:
         from rlinf_cli.main import guarded
 
         return guarded(lambda: _run_settled(job, recipe, settle))
 
-    message, code = driver_log.detached(work)
+    message, code = detached(work)
     if message is None:
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
     folder, pid = Path(message["folder"]), int(message["pid"])
@@ -71,9 +71,7 @@ def run_detached(job: Job, recipe: Recipe) -> ExitCode:
     return ExitCode.OK
 
 
-def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
-    from rlinf_cli.live.driver_log import PRINTED
-
+def _run_settled(job: Job, recipe: Recipe, settle: Settle) -> ExitCode:
     with signals_held() as release:
         folder = make_folder(job, recipe)
         output = folder.log_file(PRINTED, 0)
@@ -129,8 +127,6 @@ class Training:
         Args:
             ready: called when signals can end the run cleanly.
         """
-        from rlinf_cli.live.driver_log import DRIVER, driver_log
-
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
             # From here on a signal raises an exception only within the program.

@@ -1,10 +1,15 @@
-"""The logs of a run for `rlinf logs`: one file per process, merged by time, and followed while they grow."""
+"""The logs of a run, one file per process: shown by `rlinf logs`, merged by time and followed; the driver's own."""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +17,10 @@ from rlinf_cli import console
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
 from rlinf_cli.runs.run_lookup import run_of_words
+from rlinf_core import env_vars
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.files import open_regular
+from rlinf_core.foreign.files import open_log, open_regular
+from rlinf_core.process.known_secrets import hiding_formatter
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.suggest import did_you_mean, quoted
 
@@ -232,3 +239,67 @@ def _ending(folder: RunFolder, how: str = "") -> str:
     status, reason = folder.state.outcome
     text = f"{shown(folder.path)}: {status}, {f'step {folder.state.step}' if folder.state.step else 'no step'} done"
     return "; ".join(part for part in (text, reason, how) if part)
+
+
+LOGGER = logging.getLogger("rlinf")
+# The driver's component name in the run folder.
+DRIVER = "driver"
+# The component name for the output of a detached run and its workers.
+PRINTED = "output"
+
+
+def open_log_of(file: Path) -> int:
+    """Open a log of a run, `RUN/logs/COMPONENT/rank_N.log`, for appending; create it with its folders.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link.
+    """
+    run = file.parents[2]
+    return open_log(run, str(file.relative_to(run)))
+
+
+class _Screen(logging.Handler):
+    """A log handler that writes to the console."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "red" if record.levelno >= logging.ERROR else "yellow"
+        console.message(f"{console.style(record.levelname.lower(), style)}: {record.getMessage()}")
+
+
+class _LogFileHandler(logging.FileHandler):
+    """A log handler for the file. A write error is reported once; logging would print a traceback for every line."""
+
+    _reported = False
+
+    def _open(self) -> TextIOWrapper:
+        return os.fdopen(open_log_of(Path(self.baseFilename)), "a", encoding="utf-8", errors="backslashreplace")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not self._reported:
+            self._reported = True
+            console.error(f"{self.baseFilename} can no longer be written: {sys.exc_info()[1]}")
+
+
+@contextmanager
+def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None, None]:
+    """Log this process's records to `file` within the block, in the workers' format.
+
+    Args:
+        on_screen: whether warnings and errors are also printed.
+    """
+    os.close(open_log_of(file))
+    writer = _LogFileHandler(file, encoding="utf-8")
+    writer.setFormatter(hiding_formatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
+    handlers: list[logging.Handler] = [writer]
+    if on_screen:
+        screen = _Screen(logging.WARNING)
+        handlers.append(screen)
+    earlier = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
+    LOGGER.handlers[:] = handlers
+    LOGGER.setLevel(env_vars.LOG_LEVEL.get())
+    LOGGER.propagate = False
+    try:
+        yield LOGGER
+    finally:
+        LOGGER.handlers[:], LOGGER.level, LOGGER.propagate = earlier
+        writer.close()

@@ -18,7 +18,7 @@ import typer
 from rlinf_cli import console
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.runs.run_lookup import (
     SWEEP,
     all_runs,

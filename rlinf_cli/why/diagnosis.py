@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_cli import console
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.runs.active import Inspector, job_of
 from rlinf_cli.runs.logs import log_files
 from rlinf_cli.runs.metric_columns import MATTERS

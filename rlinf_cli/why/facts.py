@@ -1,4 +1,7 @@
-"""The facts about a run, read from its folder with type checks and size limits. No file of the folder is executed."""
+"""The facts about a run, read from its folder with type checks and size limits, and its incidents in order.
+
+No file of the folder is executed.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple, TypeVar, cast
 
-from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
 from rlinf_cli.runs.documents import PLACEMENT, recorded_places
-from rlinf_cli.runs.logs import last_lines
+from rlinf_cli.runs.logs import DRIVER, last_lines
 from rlinf_cli.runs.metric_columns import (
     ComponentWait,
     LengthTail,

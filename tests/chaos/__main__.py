@@ -12,7 +12,7 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.command import Result, arg, command, opt
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.job.job_file import SoundJob, load, sound, split_files
 from rlinf_cli.main import guarded
 from rlinf_cli.run.starting import check_has_program, check_installed

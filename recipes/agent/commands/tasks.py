@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rlinf_cli import console
 from rlinf_cli.command import Result, arg, command, group, opt
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 
 if TYPE_CHECKING:
     from recipes.agent.boxes.image_store import ImageStore

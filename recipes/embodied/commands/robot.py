@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rlinf_cli import console
 from rlinf_cli.command import Result, arg, command, group, key_values, opt
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.options import File
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from rlinf_cli import console
 from rlinf_cli.command import Result, arg, command, group, opt
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 
 LIST_SCHEMA = "rlinf.env-list/1"
 SETUP_SCHEMA = "rlinf.env-setup/1"

@@ -20,7 +20,7 @@ import pytest
 import typer
 
 from rlinf_cli.command import key_values
-from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.interrupts import ExitCode, code_of
 from rlinf_core import __version__
 from rlinf_core.errors import ConfigError, PlacementError, RLinfError
 from rlinf_core.process import import_path

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from docs import style
 from docs.generate import pages
 from docs.media import PICTURE
-from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.main import main
 from rlinf_core import __version__

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlinf_cli.job.json_schema import file_schema
+from rlinf_cli.job.completion import file_schema
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe, recipe_of

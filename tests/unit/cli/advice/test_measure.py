@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from recipes.embodied.advice.embodied_flow import EmbodiedFlow
-from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.interrupts import command_signals
+from rlinf_cli.interrupts import ExitCode, command_signals
 from rlinf_cli.run.sweep_plan import SweepPlan, overrides_of
 from rlinf_cli.run.sweep_queue import PointState, states
 from rlinf_core.config.rules.groups import Site
@@ -108,7 +107,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Recorded, "jobs", [])
     monkeypatch.setattr(Recorded, "rules", [])
     monkeypatch.setattr("rlinf_cli.advice.measuring.RunQueue", Recorded)
-    for joins in ("run.remote_driver.cluster_elsewhere", "advice.measuring.choose_cluster"):
+    for joins in ("run.driver.cluster_elsewhere", "advice.measuring.choose_cluster"):
         monkeypatch.setattr(f"rlinf_cli.{joins}", joins_none)
     return text_file(tmp_path / "job.yaml", JOB)
 

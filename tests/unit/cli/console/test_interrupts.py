@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.interrupts import ENDING_SIGNALS, Interrupts, is_importing
+from rlinf_cli.interrupts import ENDING_SIGNALS, ExitCode, Interrupts, is_importing
 from rlinf_core.process.proc import SCHEDULER_WARNINGS, warnings_blocked
 
 Work = Callable[["Job"], None]

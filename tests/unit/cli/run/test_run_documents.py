@@ -14,7 +14,7 @@ import pytest
 from rlinf_cli.cluster import agent
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.run import run_documents
-from rlinf_cli.run.remote_driver import train_there
+from rlinf_cli.run.driver import train_there
 from rlinf_cli.run.run_documents import StateWriter, failure_block
 from rlinf_cli.run.sweep_queue import _environment as environment
 from rlinf_core.config.composing import origins

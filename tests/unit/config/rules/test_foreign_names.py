@@ -14,8 +14,8 @@ from recipes.language.config.algorithm_options import AlgorithmOptions
 from recipes.language.config.problem_config import PROBLEM_OPTIONS, REWARD_OPTIONS
 from recipes.language.config.rollout_config import ENGINE_OPTIONS
 from rlinf_cli.importing import foreign_names
+from rlinf_cli.job.completion import json_schema
 from rlinf_cli.job.job_file import load_with_lint
-from rlinf_cli.job.json_schema import json_schema
 from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel

@@ -22,9 +22,9 @@ from recipes.serve.config import ServeConfig
 from recipes.sft.config import SftConfig
 from recipes.sft_chat.config import ChatConfig
 from rlinf_cli.codes import Code, Example, all_codes, codes_by_stage
-from rlinf_cli.job.explained import code_text
+from rlinf_cli.job.completion import DIALECT, file_schema, json_schema
 from rlinf_cli.job.field_docs import UnknownFieldError, describe, fields_below
-from rlinf_cli.job.json_schema import DIALECT, file_schema, json_schema
+from rlinf_cli.job.findings import code_text
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.find_recipe import find_recipe

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 
 from recipes.language.loop.arrivals import write_samples
 from rlinf_cli.console import write_whole
-from rlinf_cli.live import driver_log
 from rlinf_cli.report.curves import draw_curve
+from rlinf_cli.run import driver
 from rlinf_cli.runs.documents import Provenance, write_provenance
+from rlinf_cli.runs.logs import driver_log
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RLinfError
 from rlinf_core.node import process_identity
@@ -355,7 +356,7 @@ def test_no_single_file_blocks_or_breaks_a_command(cli: Cli, here: Path, name: s
 
 
 def log_a_line(run: RunFolder) -> None:
-    with driver_log.driver_log(run.log_file("driver", 0), on_screen=False) as log:
+    with driver_log(run.log_file("driver", 0), on_screen=False) as log:
         log.warning("x")
 
 
@@ -378,7 +379,7 @@ WRITERS: dict[str, Callable[[RunFolder], object]] = {
     "logs/driver/rank_0.log": log_a_line,
     "logs/driver": log_a_line,
     "logs": log_a_line,
-    "logs/output/rank_0.log": lambda run: driver_log._redirect(run.log_file("output", 0)),  # pyright: ignore[reportPrivateUsage]
+    "logs/output/rank_0.log": lambda run: driver._redirect(run.log_file("output", 0)),  # pyright: ignore[reportPrivateUsage]
 }
 
 
