@@ -20,8 +20,8 @@ from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.run.driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
+from rlinf_cli.run.sweep import LOGS, RunQueue
 from rlinf_cli.run.sweep_plan import Point, SweepPlan, overrides_of
-from rlinf_cli.run.sweep_queue import LOGS, RunQueue
 from rlinf_core import env_vars
 from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.advice.durations import CallRow, Durations
@@ -37,7 +37,7 @@ from rlinf_core.topology import CLUSTER_LABEL
 if TYPE_CHECKING:
     from rlinf_cli.advice.job_devices import JobDevices
     from rlinf_cli.job.job_file import SoundJob
-    from rlinf_cli.run.sweep_queue import PointState
+    from rlinf_cli.run.sweep_plan import PointState
     from rlinf_core.advice.job_flow import JobFlow
 
 _MOST_LISTED: Final = 6

@@ -1,4 +1,4 @@
-"""The plan of a sweep: every combination of several values, each checked before any run starts."""
+"""The plan of a sweep, every combination of several values, each checked before any run starts; and its folder."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from rlinf_cli.job.job_file import SoundJob, load, refuse_secrets, sound
 from rlinf_cli.run.starting import recipe_of
+from rlinf_cli.runs.run_lookup import SWEEP, all_runs
 from rlinf_core.config.composing.origins import Origin, inline, origins, plain_data
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import format_path
-from rlinf_core.errors import ConfigError
+from rlinf_core.errors import ConfigError, RunError
+from rlinf_core.foreign.files import BadFileError, FileModel, Name, read_model, write_fault
 from rlinf_core.job.load import Job
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.scalars import plain
 
 MOST_POINTS: Final = 1000
@@ -296,3 +303,112 @@ def _seed_of(origin: Origin) -> int | None:
     value = plain(origin.value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value) if is_number and value >= 0 and value % 1 == 0 else None
+
+
+SCHEMA: Final = "rlinf.sweep/1"
+
+
+_MOST_BYTES: Final = 16 << 20
+
+
+_MOST_NAMED: Final = 5
+
+
+class SweptRun(FileModel):
+    """A planned run of the sweep.
+
+    Attributes:
+        config_id: the digest of its configuration.
+    """
+
+    name: Name
+    values: dict[str, str]
+    config_id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+
+
+class _SweepFile(FileModel):
+    schema_: Annotated[Literal["rlinf.sweep/1"], Field(alias="schema")]
+    runs: tuple[SweptRun, ...] = Field(strict=False)
+
+
+class PointState(NamedTuple):
+    """The progress of a point's run.
+
+    Attributes:
+        run: the newest run folder of the point; None before the first.
+        status: the status of that run; `waiting` before the first.
+    """
+
+    run: RunFolder | None
+    status: str
+    reason: str = ""
+
+    @property
+    def step(self) -> int:
+        """The last finished step."""
+        return self.run.state.step if self.run is not None else 0
+
+
+WAITING: Final = "waiting"
+
+
+@contextmanager
+def opened(folder: Path, plan: SweepPlan, ids: Mapping[str, str]) -> Generator[bool, None, None]:
+    """Lock the folder of a sweep: a new folder, or an existing folder of the same sweep, whose runs are continued.
+
+    Yields:
+        Whether the sweep existed.
+
+    Raises:
+        RunError: the folder belongs to another sweep, is in use by another process, or cannot be written.
+    """
+    file = folder / SWEEP
+    runs = tuple(
+        SweptRun(name=point.name, values=dict(point.values), config_id=ids[point.name]) for point in plan.points
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = file.exists()
+        if there:
+            _check_same(file, runs)
+        elif any(folder.iterdir()):
+            raise RunError("the folder for the sweep is not empty", where=str(folder), help="name a new folder")
+        else:
+            content = {"schema": SCHEMA, "runs": [run.model_dump(mode="json") for run in runs]}
+            durable.write_whole(file, json.dumps(content, indent=2) + "\n")
+        with durable.claimed(file) as ours:
+            if not ours:
+                raise RunError("another process works on this sweep", where=str(folder), help="wait for it, or end it")
+            yield there
+    except OSError as error:
+        why = write_fault(folder, error)
+        raise RunError("the folder of the sweep cannot be used", where=str(folder), why=why) from error
+
+
+def _check_same(file: Path, runs: tuple[SweptRun, ...]) -> None:
+    try:
+        earlier = {run.name: run for run in read_model(file, _SweepFile, _MOST_BYTES).runs}
+    except BadFileError as error:
+        raise RunError(
+            "the file of the sweep cannot be used", where=str(file), why=f"it {error.strerror}", help="use a new folder"
+        ) from None
+    remedy = "pass the same file, values and seeds, or another folder"
+    if list(earlier) != [run.name for run in runs]:
+        why = f"it has {len(earlier)} runs, {_names(list(earlier))}; now there are {len(runs)}"
+        raise RunError("the folder belongs to another sweep", where=str(file), why=why, help=remedy)
+    changed = [run.name for run in runs if earlier[run.name].config_id != run.config_id]
+    if changed:
+        why = f"the configuration of {_names(changed)} is another one now: the file has changed"
+        raise RunError("the folder belongs to another sweep", where=str(file), why=why, help=remedy)
+
+
+def _names(names: list[str]) -> str:
+    rest = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{rest}"
+
+
+def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
+    """Return the progress of each run by name, from its newest run folder."""
+    runs = sorted(all_runs(folder), key=lambda run: run.state.created)
+    newest = {run.state.experiment: PointState(run, *run.state.outcome) for run in runs}
+    return {point.name: newest.get(point.name, PointState(None, WAITING)) for point in plan.points}

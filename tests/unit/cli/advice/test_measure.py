@@ -11,8 +11,7 @@ import pytest
 
 from recipes.embodied.advice.embodied_flow import EmbodiedFlow
 from rlinf_cli.interrupts import ExitCode, command_signals
-from rlinf_cli.run.sweep_plan import SweepPlan, overrides_of
-from rlinf_cli.run.sweep_queue import PointState, states
+from rlinf_cli.run.sweep_plan import PointState, SweepPlan, overrides_of, states
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.job.load import load_job
 from rlinf_core.process import pacing

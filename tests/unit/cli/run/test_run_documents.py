@@ -16,7 +16,7 @@ from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.run import run_documents
 from rlinf_cli.run.driver import train_there
 from rlinf_cli.run.run_documents import StateWriter, failure_block
-from rlinf_cli.run.sweep_queue import _environment as environment
+from rlinf_cli.run.sweep import _environment as environment
 from rlinf_core.config.composing import origins
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, ClusterError, RunError, WorkerDiedError

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rlinf_cli.run.sweep import RunQueue
 from rlinf_cli.run.sweep_plan import MOST_POINTS, axes_of, plan_of, points_of, several, short_keys, split_values
-from rlinf_cli.run.sweep_queue import RunQueue
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_core.errors import ConfigError
 from tests.unit.cli.conftest import PACKAGES
@@ -218,8 +218,8 @@ class StandsStill:
 
 
 def test_a_run_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_cli.run.sweep_queue.subprocess.Popen", StandsStill)
-    monkeypatch.setattr("rlinf_cli.run.sweep_queue.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("rlinf_cli.run.sweep.subprocess.Popen", StandsStill)
+    monkeypatch.setattr("rlinf_cli.run.sweep.GRACE_SECONDS", 0.0)
     monkeypatch.delenv("RLINF_CLAIMS", raising=False)
     plan = plan_of("recipe=fake", ["fake.end=0,1"], ["fake.end=0,1"], 0)
     plan = plan._replace(points=plan.points[:1])
@@ -248,7 +248,7 @@ def test_a_run_of_a_changed_file_is_not_started(cli: Cli, monkeypatch: pytest.Mo
         file.write_text(text)
         return popen([sys.executable, "-c", ""], **options)
 
-    monkeypatch.setattr("rlinf_cli.run.sweep_queue.subprocess.Popen", edits)
+    monkeypatch.setattr("rlinf_cli.run.sweep.subprocess.Popen", edits)
     ended = cli("train", "job.yaml", "fake.end=0,1", "--folder", "swept", "--json")
     assert (ended.code, len(started)) == (1, 1)
     assert "run 02 failed after step 0: the file has changed since the sweep began" in ended.err
