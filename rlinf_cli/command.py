@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from rlinf_cli import console
 from rlinf_cli.interrupts import command_signals
 from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.suggest import did_you_mean, quoted
 
 
 class Result(NamedTuple):
@@ -107,8 +108,6 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         command = self.get_command(ctx, args[0])
         if command is None:
-            from rlinf_core.suggest import did_you_mean, quoted
-
             names = self.list_commands(ctx)
             listed = f"`{ctx.command_path} --help` lists them" if len(names) > 9 else f"there are {quoted(names)}"
             raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -17,9 +17,7 @@ from rlinf_cli import console
 from rlinf_cli.command import Group, command
 from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlinf_core.process.import_path import EntryPoint
+from rlinf_core.process.import_path import EntryPoint
 
 _VALUE: Final = "VALUE"
 

@@ -19,6 +19,7 @@ from rlinf_cli.interrupts import ExitCode, code_of, command_signals, ending_comm
 from rlinf_cli.lazy import LazyGroup
 from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import RLinfError
+from rlinf_core.suggest import did_you_mean
 
 # Pydantic's message about a value of the wrong type.
 _PYDANTIC: Final = re.compile(r"Input should be a valid (\w+), .*")
@@ -183,8 +184,6 @@ def _show_usage(error: typer.TyperException) -> None:
 
 def _nearest(message: str, option: str | None, possibilities: Sequence[str] | None) -> str | None:
     """Return a suggestion of the option or choice that was probably meant, or None."""
-    from rlinf_core.suggest import did_you_mean
-
     if option is not None:
         return did_you_mean(option, possibilities or ())
     choice, of, choices = message.partition(" is not one of ")

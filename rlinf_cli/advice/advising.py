@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_cli.advice.job_devices import FreeDevices, JobDevices, devices_of
 from rlinf_cli.advice.recorded_runs import RecordedRun, fitted, flow_of
-from rlinf_cli.memory import node_memory, node_needs
+from rlinf_cli.job.job_file import SoundJob
+from rlinf_cli.job.job_layout import JobLayout
+from rlinf_cli.memory import HasPlace, node_memory, node_needs
 from rlinf_core.advice.arrangements import (
     Arrangement,
     DeviceGroup,
@@ -20,16 +22,13 @@ from rlinf_core.advice.arrangements import (
     search,
 )
 from rlinf_core.advice.durations import Durations
+from rlinf_core.advice.job_flow import JobFlow
+from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.errors import RLinfError
+from rlinf_core.job.recipe import ProcessForecast
 
 if TYPE_CHECKING:
-    from rlinf_cli.job.job_file import SoundJob
-    from rlinf_cli.job.job_layout import JobLayout
-    from rlinf_cli.memory import HasPlace
-    from rlinf_core.advice.job_flow import JobFlow
-    from rlinf_core.config.diagnostics import Diagnostic
     from rlinf_core.job.load import Job
-    from rlinf_core.job.recipe import ProcessForecast
 
 # The number of fastest placements to find.
 _TOP: Final = 10

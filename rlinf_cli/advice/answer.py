@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import typer
 
@@ -19,16 +19,15 @@ from rlinf_cli.advice.job_devices import free_of, holders_of, ranks_of
 from rlinf_cli.advice.recorded_runs import read_runs
 from rlinf_cli.command import Result
 from rlinf_cli.console import write_whole
+from rlinf_cli.job.job_file import check_apart, load, sound, viewed
+from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.options import assumed
+from rlinf_cli.runs.run_lookup import config_of
+from rlinf_core.advice.arrangements import Arrangement
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.shipped import shipped_config
 from rlinf_core.errors import RLinfError
-
-if TYPE_CHECKING:
-    from rlinf_cli.advice.advising import Advice, Judged
-    from rlinf_core.advice.arrangements import Arrangement
-
 
 _MADE_BY: Final = "# Made by `rlinf inspect placement --advise`"
 
@@ -310,10 +309,6 @@ def placement_advice(
     names = [run.strip() for run in runs.split(",")]
     if not all(names):
         raise typer.BadParameter("name the runs, separated by commas: `--advise RUN,RUN`", param_hint="'--advise'")
-    from rlinf_cli.job.job_file import check_apart, load, sound, viewed
-    from rlinf_cli.job.job_layout import lay_out
-    from rlinf_cli.runs.run_lookup import config_of
-
     name, patch = config_of(file), patch or Path(_PATCH)
     job = viewed(load(name, overrides, assume))
     parts = sound(job)
@@ -339,8 +334,6 @@ def placement_advice(
 
 def _checked(advice: Advice, file: str, overrides: Sequence[str], assume: Sequence[str] | None) -> Advice:
     """Return the advice without placements that the job's rules reject, as in `rlinf validate`."""
-    from rlinf_cli.job.job_file import load, viewed
-
     kept: list[Judged] = []
     faults: list[Diagnostic] = []
     for judged in advice.best:

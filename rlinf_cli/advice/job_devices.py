@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, PlacementError
 from rlinf_core.hardware.accelerators import accelerator_names
 from rlinf_core.node.device_claims import HolderInfo, listing
 from rlinf_core.node.holder_words import device_label, device_words, job_words, progress_words
 from rlinf_core.placement.environment import process_environment
-from rlinf_core.topology import CLUSTER_LABEL, NODES
+from rlinf_core.topology import CLUSTER_LABEL, NODES, ClusterTopology
 
 if TYPE_CHECKING:
     from rlinf_cli.job.job_file import SoundJob
-    from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.placement.strategy import Placement
-    from rlinf_core.topology import ClusterTopology
 
 # The model of an accelerator whose model is unknown.
 UNNAMED = "accelerator"

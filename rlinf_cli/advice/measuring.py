@@ -6,25 +6,27 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.advice.job_devices import devices_of
+from rlinf_cli.advice.job_devices import JobDevices, devices_of
 from rlinf_cli.advice.recorded_runs import MEASUREMENT, MEASUREMENT_SCHEMA, flow_of, read_runs
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
 from rlinf_cli.interrupts import ExitCode, command_signals
-from rlinf_cli.job.job_file import load, sound
+from rlinf_cli.job.job_file import SoundJob, load, sound
 from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.run.driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
 from rlinf_cli.run.sweep import LOGS, RunQueue
-from rlinf_cli.run.sweep_plan import Point, SweepPlan, overrides_of
+from rlinf_cli.run.sweep_plan import Point, PointState, SweepPlan, overrides_of
+from rlinf_cli.runs.run_lookup import config_of
 from rlinf_core import env_vars
 from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.advice.durations import CallRow, Durations
+from rlinf_core.advice.job_flow import JobFlow
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import RESERVED_LABELS
 from rlinf_core.errors import RLinfError, RunError
@@ -33,12 +35,6 @@ from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_folder import unused_path
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.topology import CLUSTER_LABEL
-
-if TYPE_CHECKING:
-    from rlinf_cli.advice.job_devices import JobDevices
-    from rlinf_cli.job.job_file import SoundJob
-    from rlinf_cli.run.sweep_plan import PointState
-    from rlinf_core.advice.job_flow import JobFlow
 
 _MOST_LISTED: Final = 6
 
@@ -69,8 +65,6 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
         typer.BadParameter: a size names a component without selectable sizes, or the file is standard input.
         RLinfError: the job cannot be measured, or no trial finished.
     """
-    from rlinf_cli.runs.run_lookup import config_of
-
     if file == "-":
         raise typer.BadParameter("each trial reads the file again: give a path, not `-`", param_hint="'--measure'")
     name = config_of(file)

@@ -17,8 +17,9 @@ from pydantic import Field
 from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
+from rlinf_core.advice.arrangements import Arrangement
 from rlinf_core.advice.durations import CallRow, Durations, steady_or_spread
-from rlinf_core.advice.job_flow import TRIAL
+from rlinf_core.advice.job_flow import TRIAL, JobFlow
 from rlinf_core.errors import ConfigError, RLinfError, RunError
 from rlinf_core.foreign.files import FileModel, Name, read_model
 from rlinf_core.process import pacing
@@ -28,9 +29,6 @@ from rlinf_core.runners.storage.profile import CallsOfSize, RunProfile, read_pro
 from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
-    from rlinf_cli.advice.job_devices import JobDevices
-    from rlinf_core.advice.arrangements import Arrangement
-    from rlinf_core.advice.job_flow import JobFlow
     from rlinf_core.job.load import Job
     from rlinf_core.runners.storage.run_folder import RunFolder
 

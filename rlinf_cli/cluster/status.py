@@ -12,6 +12,7 @@ from rlinf_cli import console
 from rlinf_cli.cluster.agent import AgentReply, ask
 from rlinf_cli.cluster.down import RunningJob
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_cluster, recorded_targets
+from rlinf_cli.cluster.node.questions import jobs_of
 from rlinf_cli.cluster.transport import CommandOutcome, Transport, run
 from rlinf_cli.command import Result
 from rlinf_cli.interrupts import ExitCode
@@ -162,7 +163,6 @@ def _with_holders(node: NodeStatus, said: Mapping[str, Any]) -> NodeStatus:
 
 def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
     """Return the other connected drivers; None if the head does not answer."""
-    from rlinf_cli.cluster.node.questions import jobs_of
     from rlinf_core.cluster.ray_api import ray_api
     from rlinf_core.cluster.ray_private import gcs_client
 

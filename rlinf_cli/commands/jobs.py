@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlinf_cli import options
+from rlinf_cli import console, options
 from rlinf_cli.command import Group, Result, arg, command, group, opt
 from rlinf_cli.job.job_file import check_apart, is_override, load, load_sound, split_files
 from rlinf_cli.options import (
@@ -29,8 +29,9 @@ from rlinf_cli.options import (
     assumed,
     choose_claims,
 )
-from rlinf_cli.projects import ProjectKind
+from rlinf_cli.projects import ProjectKind, next_commands, project_files, write_project
 from rlinf_cli.runs.run_lookup import config_of
+from rlinf_core.errors import ClusterError, PlacementError
 from rlinf_core.suggest import near
 
 if TYPE_CHECKING:
@@ -169,12 +170,10 @@ def _prober(file: str, assume: Sequence[str] | None, *, live: bool) -> Probe | N
         raise typer.BadParameter("`--assume` and `--live` exclude each other: give one of them")
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
-        from rlinf_cli import console
         from rlinf_cli.cluster import doctor, identity
         from rlinf_cli.cluster.checks import node_info
         from rlinf_cli.cluster.inventory import reachable
         from rlinf_cli.cluster.transport import Transport, run
-        from rlinf_core.errors import ClusterError
 
         nodes, cluster_id = reachable(cluster), identity.cluster_id(identity.cluster_name(file, None))
         probed, unanswered = run(doctor.look_at(nodes, cluster_id, Transport(), console.message))
@@ -309,7 +308,6 @@ def env(
     a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.job.job_layout import env_record, env_text, lay_out
-    from rlinf_core.errors import PlacementError
 
     name = config_of(file)
     job = load_sound(name, overrides, assume, probe=_prober(name, assume, live=live))
@@ -413,8 +411,6 @@ def init(
     KIND says; a lab has all of them. FOLDER is the current folder by default. No file is overwritten: where one is in
     the way, nothing is written.
     """
-    from rlinf_cli.projects import next_commands, project_files, write_project
-
     files = project_files(kind, name, gymnasium=gymnasium)
     write_project(folder, files)
     commands = next_commands(files)

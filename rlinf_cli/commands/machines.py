@@ -14,6 +14,8 @@ from rlinf_cli import console
 from rlinf_cli.command import Result, command, opt
 from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.options import DryRun, File, FileIfAny, Name, Overrides, Parallel
+from rlinf_core.errors import ConfigError
+from rlinf_core.process.proc import ignore_warnings
 
 if TYPE_CHECKING:
     from rlinf_cli.cluster.up import UpRequest
@@ -81,8 +83,6 @@ def up(
     With --node-rank (or as a Slurm task) it starts only the node that it runs on. KEY=VALUE replaces a value of FILE,
     ~KEY deletes one.
     """
-    from rlinf_core.process.proc import ignore_warnings
-
     # These signals are for the driver: its nodes must stay until it has saved.
     ignore_warnings()
     if template is not None:
@@ -120,7 +120,6 @@ def _job_script(
     from rlinf_cli.job.job_file import load_sound, refuse_secrets
     from rlinf_core.config.shipped import shipped_configs
     from rlinf_core.config.tree import ScalarNode, find
-    from rlinf_core.errors import ConfigError
 
     refuse_secrets(overrides, "the script")
     if file == "-":

@@ -16,11 +16,11 @@ from rlinf_cli.command import Result, arg, command, opt
 from rlinf_cli.interrupts import ExitCode, code_of
 from rlinf_cli.job.job_file import is_override
 from rlinf_cli.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
+from rlinf_core.errors import ConfigError, RLinfError
 
 if TYPE_CHECKING:
     from rlinf_cli.importing.convert import Converted
     from rlinf_core.config.diagnostics import Diagnostics
-    from rlinf_core.errors import RLinfError
 
 
 Format = Literal["safetensors", "torchscript", "onnx"]
@@ -154,7 +154,6 @@ def _require_hydra() -> None:
     Raises:
         RLinfError: it is not.
     """
-    from rlinf_core.errors import RLinfError
     from rlinf_core.process.requirements import install_command, missing_modules
 
     if missing_modules(("hydra",)):
@@ -204,7 +203,6 @@ def _file(source: Path, out: Path | None, convert: _Convert) -> Result:
 
 def _folder(folder: Path, out: Path | None, convert: _Convert) -> Result:
     from rlinf_cli.importing.sources import IMPORTED, SCRIPT_ENDINGS, instead_of_script, job_files
-    from rlinf_core.errors import ConfigError
 
     if out is not None and (str(out) == "-" or (out.exists() and not out.is_dir())):
         raise typer.BadParameter("for a folder, `-o` must be a folder")
@@ -242,7 +240,6 @@ def _import(
     """Convert one file and write it; `kept` are files that `replace` does not overwrite."""
     from rlinf_cli.importing.convert import convert
     from rlinf_cli.importing.sources import read_job
-    from rlinf_core.errors import ConfigError, RLinfError
 
     findings: Diagnostics | None = None
     try:

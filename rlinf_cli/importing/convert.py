@@ -20,6 +20,7 @@ from rlinf_cli.importing.sources import HydraFile
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, format_path
+from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import Job
 
 # Findings about this machine rather than the file.
@@ -101,8 +102,6 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     Raises:
         ConfigError: it belongs to no supported project, or no recipe matches it.
     """
-    from rlinf_core.job.find_recipe import find_recipe
-
     project = projects.project_of(file.tree)
     recipe, why = projects.recipe_of(project, file.tree)
     references = References(file.tree, environ)

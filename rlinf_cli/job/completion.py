@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, models_json_schema
 
-from rlinf_cli.job.field_docs import hardware_models
+from rlinf_cli.job.field_docs import fields_below, hardware_models
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.machines.cluster import ClusterConfig, HardwareConfig
 from rlinf_core.config.source import NotationError
@@ -290,7 +290,6 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
 
 def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
     """Return the fields that `rlinf explain` knows one level down, or two if the first level has only one."""
-    from rlinf_cli.job.field_docs import fields_below
     from rlinf_core.job.find_recipe import find_recipe, recipe_names
     from rlinf_core.job.load import ClusterFile
 

@@ -13,6 +13,7 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.interrupts import ExitCode
+from rlinf_core.errors import ConfigError
 from rlinf_core.suggest import quoted
 
 if TYPE_CHECKING:
@@ -290,7 +291,6 @@ def refuse_secrets(overrides: Iterable[str], keeper: str) -> None:
         ConfigError: an override sets a secret.
     """
     from rlinf_core.config.secrets import mask_text
-    from rlinf_core.errors import ConfigError
 
     for override in overrides:
         if mask_text(override) != override:

@@ -14,9 +14,11 @@ from rlinf_cli import console
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_cli.runs.logs import open_log_of
 from rlinf_core import env_vars
+from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
+from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.attach import Known
-from rlinf_core.node.cluster_records import ClusterRecord
+from rlinf_core.node.cluster_records import ClusterRecord, section_digest
 
 _CLUSTER: Final = env_vars.CLUSTER.name
 
@@ -29,7 +31,6 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
             or the cluster that is recorded under the file's name was brought up from other machines.
     """
     from rlinf_cli.cluster import identity
-    from rlinf_core.node import attach, cluster_records
 
     if env_vars.ADDRESS.get() or attach.may_be_embedded(1, job.cluster):
         return None
@@ -70,7 +71,6 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
         ConfigError: one of these variables is not set.
     """
     from rlinf_cli.cluster.agent import run_on_head
-    from rlinf_core.config.composing.origins import resolved_text
     from rlinf_core.placement.environment import forwarded_values
 
     forwarded = forwarded_values(job.cluster.forward_env, os.environ) | {env_vars.CLAIMS.name: env_vars.CLAIMS.get()}
@@ -102,8 +102,6 @@ def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
     Raises:
         ClusterError: a cluster is needed and none runs here, or several fit.
     """
-    from rlinf_core.node import attach
-
     num_nodes = job.cluster.num_nodes
     may_start = attach.may_be_embedded(num_nodes, job.cluster)
     others: dict[str, str] = {}
@@ -153,15 +151,11 @@ def _unlike(job: SoundJob, cluster: Known) -> str:
 
 def _of_the_file(job: SoundJob, path: str, section: str) -> bool:
     """Return whether a cluster was brought up from an equal `cluster` section or from a base file of the job."""
-    from rlinf_core.node.cluster_records import section_digest
-
     return section == section_digest(job.cluster) or path in map(os.path.realpath, job.files[1:])
 
 
 def _recorded_for(job: SoundJob, name: str) -> bool:
     """Return whether the newest `rlinf up` of a cluster was for the job; the nodes know only their first `rlinf up`."""
-    from rlinf_core.node import cluster_records
-
     try:
         record = cluster_records.load(name)
     except RLinfError:

@@ -11,6 +11,7 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.command import Result
+from rlinf_cli.console import shown
 from rlinf_cli.job.job_file import SoundJob, file_of_recipe, load, show_findings, sound, split_files
 from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.job.picture import picture_of
@@ -19,9 +20,11 @@ from rlinf_cli.run.driver import choose_cluster, cluster_elsewhere, train_there
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask
-from rlinf_core.config.sections.hub_names import HubPath
+from rlinf_core.config.sections.hub_names import HubPath, commit_of, ensure_here, hub_paths, pins_of
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import ConfigError, PlacementError, RLinfError
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import Job
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.placement.environment import forwarded_values
@@ -85,8 +88,6 @@ def recipe_of(job: Job) -> Recipe:
 
 def recipes_result() -> Result:
     """Return the installed recipes with their default configs; report recipes that cannot be loaded."""
-    from rlinf_core.job.find_recipe import find_recipe, recipe_names
-
     installed: list[Recipe] = []
     for name in recipe_names():
         try:
@@ -116,8 +117,6 @@ def recipes_result() -> Result:
 
 def _shipped_table() -> str:
     """Return the names of the shipped configs, a row for each folder."""
-    from rlinf_core.config.shipped import shipped_configs
-
     rows: dict[str, list[str]] = {}
     # Configs without a recipe are in no folder, and come last.
     for name in sorted(shipped_configs(), key=lambda name: "/" not in name):
@@ -128,8 +127,6 @@ def _shipped_table() -> str:
 
 def _config_of(recipe: Recipe) -> str:
     """Return the argument that selects a recipe's default config."""
-    from rlinf_cli.console import shown
-
     own = recipe.default_config
     return f"recipe={recipe.name}" if "\n" in own else shown(Path(own))
 
@@ -145,8 +142,6 @@ def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool
     Raises:
         ConfigError: a name is not in the cache of huggingface_hub, and cannot be fetched.
     """
-    from rlinf_core.config.sections.hub_names import commit_of, ensure_here, hub_paths, pins_of
-
     unread = () if trains or job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
 
     def read(config: object) -> list[HubPath]:

@@ -19,13 +19,15 @@ from rlinf_cli.runs.run_lookup import SWEEP, all_runs
 from rlinf_core.config.composing.origins import Origin, inline, origins, plain_data
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import format_path
+from rlinf_core.config.validating.model_fields import types_at
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.foreign.files import BadFileError, FileModel, Name, read_model, write_fault
 from rlinf_core.job.load import Job
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 from rlinf_core.scalars import plain
 
 MOST_POINTS: Final = 1000
@@ -177,8 +179,6 @@ def several(file: str, overrides: Sequence[str]) -> list[str]:
     doubtful = [override for override in overrides if len(split_values(override.partition("=")[2])) > 1]
     if not doubtful or file == "-":
         return []
-    from rlinf_core.config.validating.model_fields import types_at
-
     job = load(file, overrides)
     wrong = {
         finding.span.source.text.split("\n")[finding.span.begin.line - 1]
@@ -239,7 +239,6 @@ def config_ids(plan: SweepPlan, folder: Path) -> dict[str, str]:
         typer.Exit: a run has errors, which were printed on standard error.
     """
     from rlinf_core.runners.storage.resuming import config_id, values_of
-    from rlinf_core.runners.storage.run_folder import config_text_of
 
     ids: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -266,8 +265,6 @@ def _checked_runner(job: Job) -> str:
     Raises:
         ConfigError: the job's recipe cannot be swept.
     """
-    from rlinf_core.config.sections.runner import RunnerConfig
-
     recipe = recipe_of(job)
     runner = getattr(job.config, "runner", None)
     if not isinstance(runner, RunnerConfig):

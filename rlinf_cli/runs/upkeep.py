@@ -31,6 +31,7 @@ from rlinf_cli.runs.run_lookup import (
 from rlinf_cli.runs.run_table import RunRow, rows_of, runs_text, selected, size_text
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.foreign.files import read_text, write_fault
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Convert
 from rlinf_core.runners.storage import durable
@@ -224,8 +225,6 @@ def _places_used(run: RunFolder, names: Sequence[str]) -> Iterator[tuple[str, st
 
 def _left_over(older_than: float | None, *, delete: bool) -> list[tuple[str, int]]:
     """Return the unused files that runs left outside of their folders, as collected by their recipes."""
-    from rlinf_core.job.find_recipe import find_recipe, recipe_names
-
     left: list[tuple[str, int]] = []
     for name in recipe_names():
         recipe = find_recipe(name)

@@ -13,11 +13,9 @@ import pytest
 
 from rlinf_cli.cluster import agent
 from rlinf_cli.live.progress import RunProgress
-from rlinf_cli.run import run_documents
-from rlinf_cli.run.driver import train_there
+from rlinf_cli.run import driver, run_documents
 from rlinf_cli.run.run_documents import StateWriter, failure_block
 from rlinf_cli.run.sweep import _environment as environment
-from rlinf_core.config.composing import origins
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, ClusterError, RunError, WorkerDiedError
 from rlinf_core.failures import PackedError, WorkerGroupError
@@ -266,13 +264,13 @@ def test_a_point_of_a_sweep_is_of_its_group_on_the_head(
         return 0
 
     monkeypatch.setattr(agent, "run_on_head", run)
-    monkeypatch.setattr(origins, "resolved_text", repr)
+    monkeypatch.setattr(driver, "resolved_text", repr)
     record: Any = SimpleNamespace(nodes=[SimpleNamespace(host="head")])
     job: Any = SimpleNamespace(cluster=SimpleNamespace(forward_env=()), tree=None)
     for folder in (tmp_path / "a", tmp_path / "a", tmp_path / "b"):
         monkeypatch.setenv("RLINF_CLAIMS", claims)
         monkeypatch.setenv("RLINF_CLAIMS", environment(folder, 2, waits=True)["RLINF_CLAIMS"])
-        train_there(record, job, detached=False)
+        driver.train_there(record, job, detached=False)
     first, second, another = (env["RLINF_CLAIMS"] for env in sent)
     if claims == "wait":
         assert first == second != another

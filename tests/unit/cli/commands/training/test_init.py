@@ -13,6 +13,7 @@ import pytest
 
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.projects import ProjectKind, next_commands, project_files
+from rlinf_cli.run import starting
 from rlinf_core.errors import ConfigError
 from rlinf_core.job import find_recipe as registry
 from tests.unit.cli.typed import Cli
@@ -180,7 +181,7 @@ def test_a_broken_package_does_not_hide_the_others(cli: Cli, monkeypatch: pytest
             raise ConfigError("recipe `embodied` cannot be loaded", help="repair it")
         return find(name)
 
-    monkeypatch.setattr(registry, "find_recipe", finding)
+    monkeypatch.setattr(starting, "find_recipe", finding)
     ended = cli("train")
     assert ended.code == 0
     assert "math" in ended.out
@@ -200,9 +201,9 @@ def test_recipes_are_listed_with_the_configs_they_start_from(cli: Cli, fake_reci
 
 def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     unprogrammed = registry.find_recipe("embodied")._replace(name="unprogrammed", program=None)
-    monkeypatch.setattr(registry, "recipe_names", lambda: ["embodied", "unprogrammed"])
+    monkeypatch.setattr(starting, "recipe_names", lambda: ["embodied", "unprogrammed"])
     find = registry.find_recipe
-    monkeypatch.setattr(registry, "find_recipe", lambda name: unprogrammed if name == "unprogrammed" else find(name))
+    monkeypatch.setattr(starting, "find_recipe", lambda name: unprogrammed if name == "unprogrammed" else find(name))
     why = "it has no program in this version; its files can only be validated and laid out"
     text = cli("train").out
     assert f"\n`unprogrammed` cannot be run: {why}\n" in text
