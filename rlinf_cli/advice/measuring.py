@@ -113,7 +113,8 @@ def _trials(
     for name in devices.fixed:
         robot = parts.topology.group(_group_of(parts, name)).unit
         if robot is not None and robot.robot:
-            raise _not_alone(name, "it moves robots")
+            what = f"`{name}` cannot be measured alone: it moves robots"
+            raise RLinfError(what, help="give a run in which it was there: `--advise RUN`")
     now = devices.now(flow.components, flow.stages_now, staleness)
     usual = flow.trial_sizes(now)
     sizes = list(usual)
@@ -173,12 +174,6 @@ def _unused(parts: SoundJob, devices: JobDevices) -> list[str]:
         and used.isdisjoint(group.node_ranks)
         and any(parts.topology.nodes[rank].num_accelerators for rank in group.node_ranks)
     ]
-
-
-def _not_alone(name: str, why: str) -> RLinfError:
-    return RLinfError(
-        f"`{name}` cannot be measured alone: {why}", help="give a run in which it was there: `--advise RUN`"
-    )
 
 
 def _valid(plan: SweepPlan, place: Path) -> tuple[SweepPlan, list[str]]:
@@ -252,12 +247,11 @@ def _result(
         raise RLinfError("no trial finished", where=str(place), why=failed[0])
     durations = Durations.of(rows)
     cells = [
-        (phase, model or "-", _listed(_sizes(rows, phase, model)), f"{line.fix:.4g}",
-         f"{line.slope:.3g}")
+        (phase, model or "-", _listed(_sizes(rows, phase, model)), f"{line.fix:.4g}", f"{line.slope:.3g}")
         for phase, models in durations.phases.items()
         for model, line in models.items()
         if line.rows[1]
-    ]  # fmt: skip
+    ]
     record = {
         "schema": MEASUREMENT_SCHEMA,
         "folder": str(place),

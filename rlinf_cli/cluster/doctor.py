@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from rlinf_cli.cluster import checks, doctor_rules
+from rlinf_cli.cluster import checks, fact_rules
 from rlinf_cli.cluster.agent import AgentReply, ask
 from rlinf_cli.cluster.checks import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
@@ -147,25 +147,25 @@ def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
 
 def judge(probed: Sequence[ProbedNode], request: DoctorRequest) -> list[Finding]:
     """Return the findings of all checks on the nodes' facts. Pure, except for the token file and the environment."""
-    here = doctor_rules.of_cluster(request.recorded, request.cluster.forward_env, os.environ)
+    here = fact_rules.of_cluster(request.recorded, request.cluster.forward_env, os.environ)
     if not probed:
         return here
-    reference = doctor_rules.reference_of(probed, request.here, machine(), request.recipe, request.own_recipe)
+    reference = fact_rules.reference_of(probed, request.here, machine(), request.recipe, request.own_recipe)
     findings = [
         *(
             node.finding("reach", Said(OK, "answers over ssh" if node.node.host else "is this machine"))
             for node in probed
         ),
-        *doctor_rules.machines(probed),
-        *doctor_rules.of_software(probed, reference),
-        *doctor_rules.of_machines(probed, reference),
+        *fact_rules.machines(probed),
+        *fact_rules.of_software(probed, reference),
+        *fact_rules.of_machines(probed, reference),
         *checks.judged(probed),
     ]
     if len(probed) == len(request.nodes):
         findings += _placements(request.cluster, probed)
     head = next((node for node in probed if node.node.is_head), None)
     if head is not None and len(request.nodes) > 1:
-        findings += doctor_rules.head_address(head, address_of(head.facts, request.cluster.head_address))
+        findings += fact_rules.head_address(head, address_of(head.facts, request.cluster.head_address))
     return distinct([*findings, *here])
 
 

@@ -220,7 +220,7 @@ def report(
         from rlinf_cli.report.content import samples_result
 
         name = _one(runs, "--samples")
-        return samples_result(name, step, order, count, (at_least, at_most), logprobs=logprobs)
+        return samples_result(name, step, order, count, at_least, at_most, logprobs=logprobs)
     if text:
         from rlinf_cli.why.diagnosis import summary
 

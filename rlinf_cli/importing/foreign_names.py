@@ -139,9 +139,7 @@ class _Mover:
             if isinstance(value, MappingNode) and (below := _below(annotations, key)):
                 value = self.mapping(value, below, (*path, key))
             entries.append(entry if value is entry.value else Entry(entry.key, value))
-        if len(entries) == len(node.entries) and all(map(is_, entries, node.entries)):
-            return node
-        return MappingNode(node.span, tuple(entries))
+        return _with_entries(node, entries)
 
     def _with_lora(self, node: MappingNode, path: Path) -> MappingNode:
         """Return a model's section with `lora` in the place of its former keys, a switch and a rank."""
@@ -302,9 +300,13 @@ def _without_accepted(
         if isinstance(value, MappingNode):
             value = _without_accepted(value, _below(annotations, entry.key.raw), tree, model)
         entries.append(entry if value is entry.value else Entry(entry.key, value))
-    if len(entries) == len(node.entries) and all(map(is_, entries, node.entries)):
-        return node
-    return MappingNode(node.span, tuple(entries))
+    return _with_entries(node, entries)
+
+
+def _with_entries(node: MappingNode, entries: Sequence[Entry]) -> MappingNode:
+    """Return a mapping with other entries; the node itself if they are its own."""
+    same = len(entries) == len(node.entries) and all(map(is_, entries, node.entries))
+    return node if same else MappingNode(node.span, tuple(entries))
 
 
 def is_accepted(node: Node, values: Sequence[object], tree: MappingNode, model: type[BaseModel]) -> bool:

@@ -123,7 +123,8 @@ def samples_result(
     step: int | None,
     order: str,
     count: int,
-    rewards: tuple[float | None, float | None],
+    at_least: float | None,
+    at_most: float | None,
     *,
     logprobs: bool,
 ) -> Result:
@@ -134,14 +135,13 @@ def samples_result(
         step: the training step; None for the last.
         order: `written`, `best`, `worst` or `random`.
         count: the maximum number of samples.
-        rewards: the least and the greatest reward.
+        at_least, at_most: the least and the greatest reward; None for any.
         logprobs: whether to color tokens by their log-probability.
     """
     folder = find_run(run)
     step, every = read_samples(folder.path, step)
-    least, most = (
-        end if reward is None else reward for reward, end in zip(rewards, (-math.inf, math.inf), strict=True)
-    )
+    least = -math.inf if at_least is None else at_least
+    most = math.inf if at_most is None else at_most
     chosen = [sample for sample in every if not (sample["reward"] < least or sample["reward"] > most)]
     if order == "random":
         random.shuffle(chosen)

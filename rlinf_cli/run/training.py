@@ -128,7 +128,7 @@ class Training:
             ready: called when signals can end the run cleanly.
         """
         failure: BaseException | None = None
-        with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
+        with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0)) as log:
             # From here on a signal raises an exception only within the program.
             ready()
             for diagnostic in self._unread:

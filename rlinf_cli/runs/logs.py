@@ -281,21 +281,13 @@ class _LogFileHandler(logging.FileHandler):
 
 
 @contextmanager
-def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None, None]:
-    """Log this process's records to `file` within the block, in the workers' format.
-
-    Args:
-        on_screen: whether warnings and errors are also printed.
-    """
+def driver_log(file: Path) -> Generator[logging.Logger, None, None]:
+    """Log this process's records to `file` within the block, in the workers' format; print warnings and errors, too."""
     os.close(open_log_of(file))
     writer = _LogFileHandler(file, encoding="utf-8")
     writer.setFormatter(hiding_formatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
-    handlers: list[logging.Handler] = [writer]
-    if on_screen:
-        screen = _Screen(logging.WARNING)
-        handlers.append(screen)
     earlier = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
-    LOGGER.handlers[:] = handlers
+    LOGGER.handlers[:] = [writer, _Screen(logging.WARNING)]
     LOGGER.setLevel(env_vars.LOG_LEVEL.get())
     LOGGER.propagate = False
     try:

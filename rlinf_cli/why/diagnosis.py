@@ -22,7 +22,7 @@ from rlinf_cli.runs.metric_columns import MATTERS
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_cli.runs.run_table import rows_of
 from rlinf_cli.why.facts import Incident, RunFacts, incidents, read_facts, seconds_without_step
-from rlinf_cli.why.findings import FindingKind, RunFinding, causes, finding, named_failure
+from rlinf_cli.why.findings import FindingKind, RunFinding, causes, named_failure
 from rlinf_cli.why.signs import signs
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RLinfError, RunError
@@ -47,15 +47,15 @@ def slow_steps(facts: RunFacts) -> list[RunFinding]:
     waits = [wait for wait in facts.waits if wait.matters]
     if waits:
         others = [f"{wait.words} (`{wait.source}`)" for wait in waits[1:]]
-        evidence = [f"`{waits[0].source}`, the newest 100 steps", *others]
+        evidence = (f"`{waits[0].source}`, the newest 100 steps", *others)
         do = f"{_advice(facts)} predicts the steps of every other placement"
-        findings.append(finding("idle-hardware", waits[0].words, evidence, do, kind=FindingKind.SPEED))
+        findings.append(RunFinding(FindingKind.SPEED, "idle-hardware", waits[0].words, evidence, (do,)))
     tail = facts.tail
     if tail is not None and tail.matters:
         ahead = f"{facts.number('runner.max_staleness') or 1:.0f}"
         do = f"{_advice(facts, '--staleness', ahead)} predicts what rollouts gain that go on meanwhile"
-        evidence = [f"profile.json: {tail.lengths}"]
-        findings.append(finding("long-tail", tail.cost, evidence, do, kind=FindingKind.SPEED))
+        evidence = (f"profile.json: {tail.lengths}",)
+        findings.append(RunFinding(FindingKind.SPEED, "long-tail", tail.cost, evidence, (do,)))
     return findings
 
 

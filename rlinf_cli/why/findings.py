@@ -69,19 +69,6 @@ class RunFinding:
     followed: tuple[str, ...] = ()
 
 
-def finding(
-    code: str,
-    what: str,
-    evidence: Sequence[str],
-    do: str,
-    step: int | None = None,
-    kind: str = FindingKind.LEARNING,
-    time: float | None = None,
-) -> RunFinding:
-    """Return a finding, by default about learning."""
-    return RunFinding(FindingKind(kind), code, what, tuple(evidence), (do,), step=step, time=time)
-
-
 # The start of a description of a death, as written by `ProcessEnd`.
 _KILLED: Final = re.compile(r"it was killed by (SIG[A-Z]+)\b")
 _FIRST: Final = re.compile(r"the first: ([^\n]+)")

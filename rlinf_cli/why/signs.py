@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.runs.metric_columns import MetricColumn
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.findings import FindingKind, RunFinding, causes, finding
+from rlinf_cli.why.findings import FindingKind, RunFinding, causes
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck
@@ -337,7 +337,8 @@ class Sign:
             return None
         lines = fields.get("shown") or self.evidence.format_map(fields).splitlines()
         what, do = (text.format_map(fields) for text in (self.what, self.do))
-        return finding(self.code, what, lines, do, fields.get("since"), self.kind, fields.get("time"))
+        since, time = fields.get("since"), fields.get("time")
+        return RunFinding(FindingKind(self.kind), self.code, what, tuple(lines), (do,), since, time)
 
     def _streak(self, facts: RunFacts) -> Mapping[str, Any] | None:
         """Return the fields for a metric that lies within the bounds, or None."""

@@ -356,7 +356,7 @@ def test_no_single_file_blocks_or_breaks_a_command(cli: Cli, here: Path, name: s
 
 
 def log_a_line(run: RunFolder) -> None:
-    with driver_log(run.log_file("driver", 0), on_screen=False) as log:
+    with driver_log(run.log_file("driver", 0)) as log:
         log.warning("x")
 
 
