@@ -20,8 +20,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 from typer.main import get_command
 
-from docs.curves import curves
-from docs.matrix import support_page
+from docs.results import curves, support_page
 from recipes.agent.tool_config import TOOL_OPTIONS
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from docs import gallery, matrix, site_hooks
+from docs import gallery, results, site_hooks
 from docs.arm import compose
 from docs.media import PICTURE, Terminal, drawn, record
 from rlinf_cli.main import main
@@ -62,14 +62,14 @@ TEST = "integration/recipes/embodied/test_embodied.py::test_ppo_learns_to_pick"
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(matrix, "DOCS", tmp_path)
+    monkeypatch.setattr(results, "DOCS", tmp_path)
     (tmp_path / "support.md").write_text("above\n<!-- matrix -->\nold\n<!-- end of matrix -->\nbelow\n")
     return tmp_path / "support.yaml"
 
 
 def test_a_table_is_made_anew(page: Path) -> None:
     page.write_text(TABLE.format(cell="R 2026-11-25", test=TEST))
-    text = matrix.support_page()
+    text = results.support_page()
     assert "| torch | **R** 2026-11-25 | here | `test_embodied` (nightly) |" in text
     assert re.search(r"^above\n.*^below\n", text, re.MULTILINE | re.DOTALL)
     assert "old" not in text
@@ -87,7 +87,7 @@ def test_a_table_is_made_anew(page: Path) -> None:
 def test_what_does_not_exist_is_an_error(page: Path, cell: str, test: str, words: str) -> None:
     page.write_text(TABLE.format(cell=cell, test=test))
     with pytest.raises(ValueError, match=words):
-        matrix.support_page()
+        results.support_page()
 
 
 SVG = "{http://www.w3.org/2000/svg}"
