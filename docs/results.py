@@ -1,4 +1,4 @@
-"""What was run, as pages show it: the tables of docs/support.md from support.yaml, and the curves of results.yaml."""
+"""The results that pages show: the tables of docs/support.md from support.yaml, and the curves of results.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rlinf inspect` shows of a job: its values with their origins, and its placement; as text and as data."""
+"""The views of a job in `rlinf inspect`, as text and as data: its values with their origins, and its placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a job's driver runs: the cluster that it joins, a remote head, or the background, without its terminal."""
+"""The place of a job's driver: the cluster that it joins, a remote head, or the background, without its terminal."""
 
 from __future__ import annotations
 
