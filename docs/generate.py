@@ -24,7 +24,7 @@ from docs.results import curves, support_page
 from recipes.agent.tool_config import TOOL_OPTIONS
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.language.config.algorithm_options import ADVANTAGE_OPTIONS, LOSS_OPTIONS
+from recipes.language.config.algorithm_config import ADVANTAGE_OPTIONS, LOSS_OPTIONS
 from recipes.language.config.problem_config import PROBLEM_OPTIONS, REWARD_OPTIONS
 from recipes.language.config.rollout_config import ENGINE_OPTIONS
 from rlinf_cli.codes import Code, Example, codes_by_stage

@@ -33,9 +33,8 @@ from recipes.agent.tools.computing_tools import Calculator
 from recipes.agent.tools.tool import Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import AnswerGroup
-from recipes.language.config.group_names import LanguageLayout
-from recipes.language.loop.order_inbox import Inbox
-from recipes.language.prompts.prompt_messages import Prompt
+from recipes.language.answers.prompt_messages import Inbox, Prompt
+from recipes.language.loop.worker_groups import LanguageLayout
 from rlinf_core import Channel, ChannelEmpty, Cluster, NodePlacementStrategy, Worker, WorkerGroup
 from rlinf_core.job.load import load_job
 

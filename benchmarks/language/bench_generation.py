@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.table import Result, run_parts
 from recipes.language.answers.sequences import Request, SamplingParams
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.weights.weight_transfer import IncomingWeights, messages
 from recipes.training.weights.weight_sync import FlatWeights, WeightSender
 from rlinf_core import Cluster, NodePlacementStrategy, Worker

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from benchmarks.table import Result, run_parts
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence
-from recipes.language.learning.answer_advantages import token_advantages
-from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
-from recipes.language.learning.micro_batches import MicroBatches
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings, MicroBatches
+from recipes.language.learning.token_targets import TokenTargets, token_advantages
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.sections.actor import OptimConfig

@@ -128,7 +128,7 @@ def pretrained(seed: int, folder: str) -> list[Result]:
 
 def plain_score(folder: Path, config: MathConfig) -> float:
     """Return the share of the problems of evaluation that the model in a folder answers, without anything of ours."""
-    from recipes.language.data.load_problems import load_problems
+    from recipes.language.data.problem_sources import load_problems
 
     problems = load_problems(config.data, evaluation=True)
     asked = [(config.data.few_shot + problems[index].prompt, problems[index].answer) for index in range(len(problems))]
@@ -185,7 +185,7 @@ def baseline(python: str, kind: str, settings: dict[str, Any]) -> dict[str, Any]
 
 def settings_of(config: MathConfig, model: str, steps: int) -> dict[str, Any]:
     """Return what the baselines need to do as a config says: the same problems in the same order."""
-    from recipes.language.data.load_problems import load_problems
+    from recipes.language.data.problem_sources import load_problems
     from recipes.language.data.problems import training_order
 
     data, params = config.data, config.rollout.sampling_params

@@ -71,7 +71,8 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
         import_module(name)
     import_module("transformers.models.qwen2.modeling_qwen2")
 
-    from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
+    from recipes.language.learning.learner import LanguageLearner, LearnerSettings
+    from recipes.language.learning.token_targets import TokenTargets
     from recipes.language.learning.warm_start import begin_training
     from recipes.language.models.load_model import make_tokenizer
     from recipes.language.weights.model_export import export

@@ -26,8 +26,8 @@ from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.tools.tool import Tool, Toolbox, ToolUnavailable
 from recipes.agent.workers.agent_worker import AgentWorker
+from recipes.language.answers.prompt_messages import Prompt
 from recipes.language.data.problems import Problem
-from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core.job.load import load_job
 
 FAILS, GUESSED, BEGINNING = 0.1, 0.95, 0.5

@@ -28,9 +28,10 @@ from benchmarks.table import Result, run_parts
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.language_memory import Sizes, component_forecasts
-from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings
+from recipes.language.learning.token_targets import TokenTargets
 from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import pack

@@ -33,7 +33,7 @@ from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.job_rules import SANDBOX_PROBE
 from recipes.language.rules.job_rules import inputs as job_inputs
 from recipes.language.rules.job_rules import trials as reward_trials
-from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
+from recipes.language.text.chat_template import ChatRoles, ChatTemplate
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.model import Options

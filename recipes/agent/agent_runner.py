@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Final, cast
 from recipes.agent.agent_config import AgentConfig
 from recipes.agent.conversation.turn_messages import engine_key
 from recipes.agent.task_calls import AgentCalls, AgentGroup, IndexGroup, TaskCalls, TurnGroup
-from recipes.language.answers.exits import Exit
+from recipes.language.answers.prompt_messages import GenerationReport, Prompt, ScoredGroup
+from recipes.language.answers.sequences import Exit
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.generation import (
     AsyncRollouts,
@@ -25,7 +26,6 @@ from recipes.language.loop.generation import (
 )
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.loop.worker_groups import launch_groups
-from recipes.language.prompts.prompt_messages import GenerationReport, Prompt, ScoredGroup
 from recipes.language.rules.model_rules import require_model
 from rlinf_core import Channel, Cluster, Job, Relaunching, WorkerGroup, run_job
 from rlinf_core.errors import RunError

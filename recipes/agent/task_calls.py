@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from recipes.language.answers.prompt_messages import GenerationReport, Prompt
 from recipes.language.loop.worker_groups import AnsweringGroup, EngineGroup, Nothing
-from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.runners.recovery import Suspects
 

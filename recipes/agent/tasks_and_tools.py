@@ -21,11 +21,11 @@ from recipes.agent.tools.tool import FunctionTool, Tool, Toolbox, ToolError, Too
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.answers.sequences import undrawn
 from recipes.language.config.problem_config import MOST_GENERATED
-from recipes.language.data.load_problems import load_problems
+from recipes.language.data.problem_sources import load_problems
 from recipes.language.data.problems import Problem, ProblemSet, require_text, training_order
-from recipes.language.data.text_tokens import TextTokens
 from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.sandbox import MIB, SandboxLimits
+from recipes.language.text.text_tokens import TextTokens
 from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target

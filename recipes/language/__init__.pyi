@@ -3,9 +3,9 @@
 from recipes.language.answers.answer_batch import RolloutBatch as RolloutBatch
 from recipes.language.answers.sequences import Request as Request
 from recipes.language.answers.sequences import SamplingParams as SamplingParams
-from recipes.language.data.load_problems import load_problems as load_problems
-from recipes.language.engines.own.torch_engine import TorchEngine as TorchEngine
-from recipes.language.learning.answer_advantages import token_advantages as token_advantages
+from recipes.language.data.problem_sources import load_problems as load_problems
+from recipes.language.engines.torch_engine import TorchEngine as TorchEngine
+from recipes.language.learning.token_targets import token_advantages as token_advantages
 from recipes.language.models.fingerprint import fingerprint as fingerprint
 from recipes.language.models.load_model import built_model as built_model
 from recipes.language.models.load_model import built_tokenizer as built_tokenizer

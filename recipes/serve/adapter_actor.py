@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.models.packing import MIN_SHARED, WIDEST
-from recipes.language.models.plain_check import PLAIN, check_policy
-from recipes.language.models.policy import LanguagePolicy
+from recipes.language.models.policy import PLAIN, LanguagePolicy, check_policy
 from recipes.serve.adapters import (
     OPTIMIZER,
     ModelVariants,

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.language.listening.listener import listening
+from recipes.language.loopback_server import listening
 from recipes.serve.config import ServeConfig, unusable_port
 from recipes.serve.service.routes import SdkRoutes
 from recipes.serve.service.service_state import ServiceState

@@ -13,8 +13,8 @@ import torch
 
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import Engine
-from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.language.models.plain_check import plain_attention
+from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.models.policy import plain_attention
 from recipes.serve.adapters import ModelVariants, data_logprobs, load_base
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens, read_adapter

@@ -10,9 +10,9 @@ from typing import Final
 import torch
 
 from recipes.language.answers.sequences import Sequence
-from recipes.language.engines.own.engine_check import check_engine
+from recipes.language.engines.torch_engine import check_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.models.plain_check import PLAIN
+from recipes.language.models.policy import PLAIN
 from recipes.serve.adapters import load_base, served_facts
 from recipes.serve.config import ServeConfig
 from recipes.serve.snapshot_engines import SnapshotEngines, TorchSnapshots

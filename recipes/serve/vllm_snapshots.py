@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from recipes.language.answers.sequences import Request, Sequence
-from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.request_queue import Answer
-from recipes.language.engines.vllm_adapter import reserved_rank
+from recipes.language.engines.engine import Answer
+from recipes.language.engines.engine_weights import ModelFolder, reserved_rank
 from recipes.language.engines.vllm_engine import VllmEngine
 from recipes.language.models.load_model import make_model
 from recipes.sections.model_folders import ADAPTED

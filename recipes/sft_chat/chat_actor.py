@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from recipes.language.data.problems import training_order
-from recipes.language.language_memory import gathered_parts
-from recipes.language.model_sizes import model_sizes
+from recipes.language.language_memory import gathered_parts, model_sizes
 from recipes.language.models.load_model import load_model, make_tokenizer, stop_token_ids
 from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
-from recipes.language.using.answer_scoring import step_of, write_evaluation
-from recipes.language.using.model_exporting import computing_device, model_of, with_folder
+from recipes.language.trained_models import computing_device, model_of, step_of, with_folder, write_evaluation
 from recipes.language.weights.model_export import export_state
 from recipes.language.workers.training_worker import TrainingWorker
 from recipes.sft_chat.chat_runner import ExampleCounts

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from recipes.language.data.chat_messages import ALIGNED_SUFFIX, Message, read_messages, read_tools, without_nulls
 from recipes.language.data.problem_sources import Sums, located_rows
 from recipes.language.rules.job_rules import facts
 from recipes.language.rules.model_rules import (
@@ -22,7 +21,8 @@ from recipes.language.rules.model_rules import (
     report_faults,
     tokenizer_faults,
 )
-from recipes.language.templates.chat_template import WITHOUT_TEMPLATE
+from recipes.language.text.chat_messages import ALIGNED_SUFFIX, Message, read_messages, read_tools, without_nulls
+from recipes.language.text.chat_template import WITHOUT_TEMPLATE
 from recipes.sections.checks import Report, WorldSizes, check_sections, report_absent, report_unusable
 from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
 from recipes.sections.model_folders import require_folder

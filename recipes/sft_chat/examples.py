@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.answer_batch import balanced, token_budget_parts
-from recipes.language.data.chat_messages import Message
-from recipes.language.data.text_tokens import TextTokens
 from recipes.language.models.packing import WIDEST, PackedRows, RowLayout
-from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
+from recipes.language.text.chat_messages import Message
+from recipes.language.text.chat_template import ChatTemplate, TemplateRefusalError
+from recipes.language.text.text_tokens import TextTokens
 from recipes.sft_chat.conversations import ASSISTANT, ChatRow
 from recipes.training.typed_tensors import integers
 from rlinf_core import ConfigError

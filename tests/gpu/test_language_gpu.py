@@ -10,10 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from recipes.language.answers.sequences import Request, SamplingParams  # noqa: E402 - after the checks
-from recipes.language.engines.own.engine_check import check_engine  # noqa: E402
-from recipes.language.engines.own.torch_engine import TorchEngine  # noqa: E402
-from recipes.language.models.plain_check import check_policy  # noqa: E402
-from recipes.language.models.policy import LanguagePolicy  # noqa: E402
+from recipes.language.engines.torch_engine import TorchEngine, check_engine  # noqa: E402
+from recipes.language.models.policy import LanguagePolicy, check_policy  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from recipes.language.sandbox.memory_groups import place_of_groups
+from recipes.language.sandbox.program_limits import place_of_groups
 from rlinf_core import ConfigError
 from rlinf_core.collective.memory_budget import allowed_bytes
 from rlinf_core.node.process_end import own_group

@@ -27,7 +27,7 @@ from recipes.agent.boxes.holder import LAYERS, MESSAGE, BoxSpec
 from recipes.agent.boxes.kernel import Ids
 from recipes.agent.boxes.starter import LOCK
 from recipes.agent.boxes.trees import remove_tree
-from recipes.language.sandbox import seccomp
+from recipes.language.sandbox import program_limits
 from rlinf_core import ConfigError
 from rlinf_core.waiting import spell_seconds
 
@@ -88,7 +88,7 @@ class BoxHost:
     """
 
     def __init__(self, folder: Path, memory: int) -> None:
-        filter_steps = seccomp.refusing()
+        filter_steps = program_limits.call_filter()
         if filter_steps is None:
             raise ConfigError(
                 f"boxes have no filter of system calls for `{platform.machine()}` machines",

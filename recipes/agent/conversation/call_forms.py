@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
-from recipes.language.data.text_tokens import Spoken
+from recipes.language.text.text_tokens import Spoken
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 if TYPE_CHECKING:
-    from recipes.language.templates.chat_template import ChatTemplate
+    from recipes.language.text.chat_template import ChatTemplate
 
 _NAME, _KEY, _VALUE, _RESULT = "rlinfprobe", "firstkey", "firstvalue", "proberesult"
 _SECOND_KEY, _SECOND_VALUE = "secondkey", "secondvalue"
@@ -198,7 +198,7 @@ def taught_form(template: ChatTemplate) -> CallForm | None:
 
     The form is read from the template's rendering of calls of a made-up function.
     """
-    from recipes.language.templates.chat_template import TemplateRefusalError
+    from recipes.language.text.chat_template import TemplateRefusalError
 
     tool = PROBE_FUNCTION
     asked = [{"role": "user", "content": "?"}]

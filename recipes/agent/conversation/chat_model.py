@@ -15,8 +15,8 @@ from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, Dra
 from recipes.language.answers.answer_group import TurnRecord
 from recipes.language.answers.sequences import FinishReason, undrawn
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.data.text_tokens import mended
 from recipes.language.rewards.functions import finite
+from recipes.language.text.text_tokens import mended
 from rlinf_core.errors import RuntimeFailure
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from recipes.agent.conversation.call_forms import HERMES, CallForm, FunctionCall, taught_form, written_call
 from recipes.language.answers.sequences import FinishReason
-from recipes.language.data.text_tokens import TextTokens, opens_thought
-from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
+from recipes.language.text.chat_template import ChatTemplate, TemplateRefusalError
+from recipes.language.text.text_tokens import TextTokens, opens_thought
 from rlinf_core import Channel, CommunicationTimeoutError
 
 if TYPE_CHECKING:

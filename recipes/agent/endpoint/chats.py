@@ -22,8 +22,8 @@ from recipes.agent.conversation.chat_model import (
     ModelReply,
 )
 from recipes.agent.conversation.turn_messages import ChatMessage, Role, ToolOffer
-from recipes.language.data.chat_messages import object_of
-from recipes.language.listening.request_error import RequestError, bad_request
+from recipes.language.loopback_server import RequestError, bad_request
+from recipes.language.text.chat_messages import object_of
 from rlinf_core.foreign.strict_json import BadJsonError
 
 _NO_SCHEMAS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from recipes.agent.conversation.chat_model import DrawSettings
-from recipes.language.data.chat_messages import joined_text
-from recipes.language.listening.request_error import bad_request
+from recipes.language.loopback_server import bad_request
+from recipes.language.text.chat_messages import joined_text
 
 _MOST_ANSWERS: Final = 64
 

@@ -21,7 +21,7 @@ from recipes.agent.endpoint.fields import (
     text_field,
     whole_number,
 )
-from recipes.language.listening.request_error import bad_request
+from recipes.language.loopback_server import bad_request
 
 error = chat.error
 

@@ -19,9 +19,7 @@ from starlette.routing import Route
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import chat, messages, responses
 from recipes.agent.endpoint.chats import Ask, Chats, SaidTurn
-from recipes.language.listening.limits import check_length, json_body, prove, unless_gone
-from recipes.language.listening.listener import listening
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError, check_length, json_body, listening, prove, unless_gone
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

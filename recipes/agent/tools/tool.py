@@ -19,7 +19,7 @@ from numbers import Number
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, cast, get_args, get_origin
 
-from recipes.language.data.text_tokens import Spoken, mended
+from recipes.language.text.text_tokens import Spoken, mended
 from rlinf_core import ConfigError
 from rlinf_core.failures import text_of
 

@@ -35,13 +35,13 @@ from recipes.agent.tools.tool import (
 )
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
 from recipes.language.answers.answer_group import AnswerGroup, GroupOutlet, Rollout, TurnRecord
-from recipes.language.answers.exits import Cause, Exit, Score
-from recipes.language.config.group_names import LanguageLayout
+from recipes.language.answers.prompt_messages import GenerationReport, Prompt
+from recipes.language.answers.sequences import Cause, Exit, Score
 from recipes.language.data.problems import Problem, training_order
-from recipes.language.data.text_tokens import mended
 from recipes.language.loop.generation import orders_key
-from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
+from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.rewards.functions import finite
+from recipes.language.text.text_tokens import mended
 from recipes.training.worker_parts import ComparingWorker
 from rlinf_core import WorkerGroup
 from rlinf_core.errors import RuntimeFailure

@@ -10,7 +10,7 @@ from recipes.agent.task_calls import IndexGroup
 from recipes.agent.tasks_and_tools import make_search
 from recipes.agent.tools.computing_tools import NOTHING_FOUND, Search
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
-from recipes.language.config.group_names import LanguageLayout
+from recipes.language.loop.worker_groups import LanguageLayout
 from rlinf_core import RLinfError, Worker
 
 

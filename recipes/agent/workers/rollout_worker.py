@@ -7,16 +7,15 @@ from collections.abc import Iterable
 
 from recipes.agent.conversation.call_forms import HERMES
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, TurnEncoder, agent_key, engine_key
+from recipes.language.answers.prompt_messages import GenerationReport, Inbox
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
-from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.engines.engine import Engine
-from recipes.language.engines.stand_in_engine import StandInEngine
-from recipes.language.loop.order_inbox import Inbox
-from recipes.language.prompts.prompt_messages import GenerationReport
-from recipes.language.rules.template_rules import require_conversations
-from recipes.language.templates.chat_template import TemplateRefusalError
-from recipes.language.workers.engine_stream import EngineStream
+from recipes.language.engines.registry import StandInEngine
+from recipes.language.loop.worker_groups import LanguageLayout
+from recipes.language.rules.model_rules import require_conversations
+from recipes.language.text.chat_template import TemplateRefusalError
+from recipes.language.workers.request_tracker import EngineStream
 from recipes.language.workers.rollout_worker import EngineWorker
 from rlinf_core.process import pacing
 

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from recipes.language.answers.exits import Cause, Score
+from recipes.language.answers.prompt_messages import ANSWERS, GroupReport, Prompt
+from recipes.language.answers.sequences import Cause, Score
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.problems import Problem
-from recipes.language.loop.generation import ANSWERS
-from recipes.language.prompts.prompt_messages import GroupReport, Prompt
 from rlinf_core import Channel
 
 

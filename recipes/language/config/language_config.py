@@ -10,7 +10,7 @@ from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.config.language_no_effect import LANGUAGE, OPTIONAL
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.config.rollout_config import LanguageJudgeConfig, LanguageRolloutConfig
-from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
+from recipes.language.text.chat_template import ChatRoles, ChatTemplate
 from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from rlinf_core import ConfigModel, Count, IgnoredKeys, JobConfig, RunnerConfig

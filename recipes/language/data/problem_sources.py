@@ -1,32 +1,146 @@
-"""Sources of problems: generated sums, JSON lines, Parquet files, reasoning-gym tasks."""
+"""The problems that section `data` names: generated sums, rows of files, reasoning-gym tasks."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.language.data.chat_messages import ALIGNED_SUFFIX, Message, read_messages
-from recipes.language.data.json_rows import json_rows
-from recipes.language.data.parquet_rows import parquet_rows
+from recipes.language.config.problem_config import MOST_GENERATED, LanguageDataConfig
+from recipes.language.data.data_rows import located_rows
 from recipes.language.data.problems import Problem, ProblemSet
+from recipes.language.text.chat_messages import ALIGNED_SUFFIX, Message, read_messages
 from rlinf_core import ConfigError
-from rlinf_core.config.sections.hub_names import ensure_here
+
+# reasoning-gym makes problem i of a data set from seed + i. The seeds of training and evaluation are this far apart,
+# which bounds `train_size` and `val_size`.
+_SEED_DISTANCE = MOST_GENERATED
+
+
+def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet:
+    """Return the problems of training or of evaluation.
+
+    Without files for evaluation, every tenth problem of the training files is held out.
+
+    Raises:
+        ConfigError: a file cannot be read, is empty or lacks a key, or a package is missing.
+    """
+    if config.source == "sums":
+        return Sums(
+            config.settings.digits,
+            held_out=evaluation,
+            size=config.val_size,
+            seed=config.seed,
+            spaced=config.settings.spaced,
+        )
+    if config.source == "reasoning_gym":
+        size = config.val_size if evaluation else config.settings.train_size
+        seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
+        return ReasoningGym(config.settings.task or "", size, seed, config.task_settings)
+    # A run that only evaluates may have no training files.
+    paths = config.train_files or config.val_data_paths
+    paths = config.val_data_paths if evaluation and config.val_data_paths else paths
+    names = data_set_names(paths)
+    parts = [
+        read_file(path, config.prompt_key, config.answer_key, name) for path, name in zip(paths, names, strict=True)
+    ]
+    whole, numbers = Joined(parts), range(sum(map(len, parts)))
+    if not config.val_data_paths:
+        numbers = [n for n in numbers if (n % 10 == 9) == evaluation]
+    if any(config.train_weights) and not evaluation and numbers:
+        sizes = [len(part) for part in parts]
+        return Chosen(whole, mixed(numbers, sizes, [*map(_share, config.train_weights, sizes)]))
+    if config.val_data_paths:
+        return whole
+    if not numbers:
+        raise ConfigError(
+            f"{len(whole)} problems are too few to hold some out for evaluation",
+            help="set `data.val_data_paths`, or give at least ten problems",
+        )
+    return Chosen(whole, numbers)
+
+
+def _share(weight: float | None, size: int) -> float:
+    return size if weight is None else weight
+
+
+def mixed(numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
+    """Return an epoch in which data sets have their shares, and every problem occurs at least once.
+
+    The data set with the most problems for its share is used once; the problems of the others are repeated in turn, so
+    that shares are exact to one problem.
+
+    Args:
+        numbers: the numbers of the training problems, ascending.
+        sizes: the number of problems of each data set, in order.
+        shares: the share of each data set; only their ratios matter.
+    """
+    rows: list[list[int]] = []
+    end = 0
+    for size in sizes:
+        start, end = end, end + size
+        rows.append([number for number in numbers if start <= number < end])
+    # The problems of an epoch per unit of share.
+    unit = max(len(part) / share for part, share in zip(rows, shares, strict=True))
+    return [
+        number
+        for part, share in zip(rows, shares, strict=True)
+        if part
+        for number in islice(cycle(part), round(unit * share))
+    ]
+
+
+def data_set_names(paths: Sequence[str]) -> list[str]:
+    """Return file names without suffix, with as many folders as needed to distinguish them."""
+    parts = [Path(path).with_suffix("").parts for path in paths]
+    for count in range(1, max(map(len, parts), default=1) + 1):
+        names = ["_".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{part[-1]}_{number}" for number, part in enumerate(parts)]
+
+
+class Chosen:
+    """A selection of the problems of a set."""
+
+    def __init__(self, whole: ProblemSet, numbers: Sequence[int]) -> None:
+        self._whole = whole
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Problem:
+        return self._whole[self._numbers[index]]
+
+
+class Joined:
+    """Several sets of problems as one."""
+
+    def __init__(self, parts: Sequence[ProblemSet]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    def __getitem__(self, index: int) -> Problem:
+        for part in self._parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError(index)
+
 
 # The start of messages given as text: JSON, or a Python list.
 _MESSAGES: Final = re.compile(r"\s*\[\s*\{\s*(?:\"|')(?:role|content)(?:\"|')\s*:")
-# Columns of media beside the text of a row, which text models do not see.
-_COLUMNS: Final = ("images", "image", "videos", "video", "audios", "audio")
-# Placeholders of media in a text.
-_MARKS: Final = ("<image>", "<video>", "<audio>", "<|image_pad|>", "<|video_pad|>", "<|audio_pad|>")
 
 
 class Sums:
@@ -215,53 +329,21 @@ def _shown(value: Any, longest: int = 60) -> str:
     return f"`{text if len(text) <= longest else text[: longest - 3] + '...'}`"
 
 
-def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> FileProblems:
-    """Return the problems of a `.jsonl` or `.parquet` file as a data set, named after the file by default.
+def read_file(path: str, prompt_key: str, answer_key: str, name: str = "", most: int | None = None) -> FileProblems:
+    """Return the problems in the first `most` rows of a `.jsonl` or `.parquet` file as a data set, named after the file
+    by default.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a row lacks a key.
     """
-    return _problems(path, located_rows(path), prompt_key, answer_key, name)
-
-
-def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return place and content of the rows of a `.jsonl` or `.parquet` file, at most the first `most`.
-
-    Raises:
-        ConfigError: the file cannot be read, is empty, or a row is not an object or has media.
-    """
-    ensure_here(path)
-    file = Path(path)
-    try:
-        if file.suffix == ALIGNED_SUFFIX:
-            pairs = [(f"{path}, row {number}", row) for number, row in enumerate(parquet_rows(file, most))]
-        else:
-            pairs = list(itertools.islice(json_rows(file), most))
-    except OSError as error:
-        why, help = error.strerror or str(error), "name its files of rows, JSONL or Parquet" if file.is_dir() else None
-        raise ConfigError(f"the data file `{path}` cannot be read", why=why, help=help) from None
-    if not pairs:
-        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one object per row")
-    for place, row in pairs:
-        refuse_media(place, row)
-    return pairs
+    pairs, aligned = located_rows(path, most), Path(path).suffix == ALIGNED_SUFFIX
+    rows, places = [row for _, row in pairs], [place for place, _ in pairs]
+    return FileProblems(name or Path(path).stem, rows, prompt_key, answer_key, places, aligned=aligned)
 
 
 def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> FileProblems:
-    """Return the problems in the first rows of a file.
-
-    Raises:
-        ConfigError: see `read_file`.
-    """
-    return _problems(path, located_rows(path, rows), prompt_key, answer_key)
-
-
-def _problems(
-    path: str, pairs: Sequence[tuple[str, Mapping[str, Any]]], prompt_key: str, answer_key: str, name: str = ""
-) -> FileProblems:
-    rows, places = [row for _, row in pairs], [place for place, _ in pairs]
-    aligned = Path(path).suffix == ALIGNED_SUFFIX
-    return FileProblems(name or Path(path).stem, rows, prompt_key, answer_key, places, aligned=aligned)
+    """Return the problems in the first rows of a file; raises as `read_file` does."""
+    return read_file(path, prompt_key, answer_key, most=rows)
 
 
 class ReasoningGym:
@@ -319,72 +401,3 @@ def _label(difficulty: Any) -> str:
         return "-".join(map(str, cast("Sequence[Any]", value))) if isinstance(value, tuple | list) else str(value)
 
     return ",".join(f"{key}={text(value)}" for key, value in cast("Mapping[str, Any]", difficulty).items())
-
-
-class Joined:
-    """Several sets of problems as one."""
-
-    def __init__(self, parts: Sequence[ProblemSet]) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        return sum(len(part) for part in self._parts)
-
-    def __getitem__(self, index: int) -> Problem:
-        for part in self._parts:
-            if index < len(part):
-                return part[index]
-            index -= len(part)
-        raise IndexError(index)
-
-
-def refuse_media(place: str, row: Mapping[str, Any]) -> None:
-    """Refuse a row with images, videos or audio.
-
-    Args:
-        place: the place of the row, such as `FILE:12`.
-        row: the row, whose messages are checked, too.
-
-    Raises:
-        ConfigError: the row or one of its messages has media.
-    """
-    for part in _parts(row):
-        for column in _COLUMNS:
-            if column in part and _is_media(part[column], part):
-                raise ConfigError(
-                    f"{place}: there are media in `{column}`, and models of text alone are trained",
-                    help=f"remove the row, or `{column}` where the text is complete without it",
-                )
-
-
-def _parts(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a row, and each message in it."""
-    yield row
-    for value in row.values():
-        if isinstance(value, list):
-            for item in cast("list[object]", value):
-                if isinstance(item, Mapping) and "role" in item:
-                    yield cast("Mapping[str, Any]", item)
-
-
-def _is_media(value: object, part: Mapping[str, Any]) -> bool:
-    """Return whether a column holds media; a text, such as a file name, counts only if the row has a placeholder."""
-    if isinstance(value, list):
-        return any(item is not None for item in cast("list[object]", value))
-    if isinstance(value, Mapping):
-        return any(cast("Mapping[str, Any]", value).get(name) is not None for name in ("bytes", "path", "url"))
-    if isinstance(value, str):
-        return any(mark in text for text in _texts(part) for mark in _MARKS)
-    return isinstance(value, bytes)
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield the texts in a row, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in cast("Mapping[str, object]", value).values():
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in cast("list[object]", value):
-            yield from _texts(item)

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.sequences import Sequence
-from recipes.language.engines.engine import PauseMode
-from recipes.language.engines.foreign_answers import EngineAnswerError, checked_sequence, checked_together
-from recipes.language.engines.http_json import JsonServer, ServerUnavailableError
-from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.request_queue import Answer, QueuedEngine, RequestQueue, StopTexts
+from recipes.language.engines.engine import Answer, EngineAnswerError, PauseMode, QueuedEngine, RequestQueue, StopTexts
+from recipes.language.engines.engine_weights import ModelFolder
 from recipes.language.engines.sampling import prompt_key, stream_key
+from recipes.language.engines.server_answers import (
+    JsonServer,
+    ServerUnavailableError,
+    checked_sequence,
+    checked_together,
+)
 from recipes.language.models.fingerprint import fingerprint
 from rlinf_core import ConfigError
 

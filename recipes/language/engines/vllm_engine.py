@@ -15,11 +15,17 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.config.rollout_config import last_line, missing_package
-from recipes.language.engines.engine import ArrivingTensors, PauseMode
-from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.request_queue import NOT_FINITE, Answer, QueuedEngine, RequestQueue, StopTexts
+from recipes.language.engines.engine import (
+    NOT_FINITE,
+    Answer,
+    ArrivingTensors,
+    PauseMode,
+    QueuedEngine,
+    RequestQueue,
+    StopTexts,
+)
+from recipes.language.engines.engine_weights import ModelFolder, VllmAdapter
 from recipes.language.engines.sampling import prompt_key, stream_key
-from recipes.language.engines.vllm_adapter import VllmAdapter
 from recipes.language.models.fingerprint import Fingerprint
 from rlinf_core import ConfigError, WorkerDiedError
 
@@ -292,13 +298,10 @@ class VllmEngine(QueuedEngine):
             else:
                 self._load_adapter(self._adapter, weights)
         else:
-            if not isinstance(tensors, ArrivingTensors):
-                named = dict(tensors)
-                shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-                tensors = ArrivingTensors(shapes, iter(named.items()))
+            arriving = ArrivingTensors.of(tensors)
             # Check all shapes before anything changes.
-            self._folder.check(tensors.shapes)
-            self._reload(_noted(tensors, digest))
+            self._folder.check(arriving.shapes)
+            self._reload(_noted(arriving, digest))
         # Clear keys and values of the old weights; running answers are recomputed.
         if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not clear its prefix cache")

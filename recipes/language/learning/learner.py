@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from recipes.language.answers.answer_batch import RolloutBatch, answer_sums
-from recipes.language.learning.micro_batches import STAND_IN, MicroBatches
-from recipes.language.models.packing import PackedRows
+from recipes.language.answers.answer_batch import RolloutBatch, answer_sums, token_budget_parts, whole_groups
+from recipes.language.answers.sequences import undrawn
+from recipes.language.learning.token_targets import TokenTargets
+from recipes.language.models.packing import MOST_OTHERS, WIDEST, PackedRows, pack
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
 from recipes.training.sharding import ParallelStrategy
-from recipes.training.typed_tensors import floats, integers
+from recipes.training.typed_tensors import floats, integers, pieces
 from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core import Loss, LossInputs, LossSettings, value_loss
 from rlinf_core.algorithms.loss_inputs import denominator
@@ -54,32 +56,6 @@ class LearnerSettings:
     clip_grad: float = 1.0
     skip_nonfinite: bool = False
     leave_out: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTargets:
-    """The targets of the answer tokens of a batch; all float32 [A].
-
-    Attributes:
-        advantages: the advantage of each token.
-        old_logprobs: the log-probabilities in the denominator of ratios.
-        ref_logprobs: the log-probabilities of the reference model; None: no KL divergence in the loss.
-        behaviour_logprobs: the log-probabilities of the policy that drew the tokens, if it is not that of
-            `old_logprobs`.
-        comparable: bool [A], whether the weights before the update drew the token, for `LanguageLearner.differences`;
-            None: no comparison.
-    """
-
-    advantages: Tensor
-    old_logprobs: Tensor
-    ref_logprobs: Tensor | None = None
-    behaviour_logprobs: Tensor | None = None
-    comparable: Tensor | None = None
-
-    def as_dict(self) -> dict[str, Tensor]:
-        """Return the targets that are not None, by name."""
-        names = ("advantages", "old_logprobs", "ref_logprobs", "behaviour_logprobs", "comparable")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class AnswerLearner(ABC):
@@ -337,3 +313,91 @@ def padded(values: Tensor, lengths: Tensor) -> Tensor:
     longest = int(lengths.max()) if len(lengths) else 0
     inside = (torch.arange(longest)[None] < lengths[:, None]).to(device)
     return torch.zeros(inside.shape, dtype=values.dtype, device=device).masked_scatter(inside, values)
+
+
+class MicroBatches:
+    """A divider of a rank's answers into packed micro-batches.
+
+    Args:
+        strategy: the ranks, which get equally many micro-batches.
+        device: the device of packed rows.
+        max_tokens: the maximum packed tokens of a micro-batch; a longer answer is a micro-batch by itself.
+        masks: whether the model accepts rows with a mask, see `RowLayout`.
+        max_answers: the maximum answers of a micro-batch; None: no limit.
+    """
+
+    def __init__(
+        self,
+        strategy: ParallelStrategy,
+        device: torch.device,
+        *,
+        max_tokens: int,
+        masks: bool,
+        max_answers: int | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._device = device
+        self._max_tokens = max_tokens
+        self._masks = masks
+        self._max_answers = max_answers
+
+    def divide(self, batch: RolloutBatch, rows: list[int]) -> list[list[int]]:
+        """Return answers in micro-batches of similar length, equally many on every rank, at least one; some may be
+        empty.
+
+        Collective: all ranks call it together.
+        """
+        limit, most = self._max_tokens, self._max_answers or max(1, len(rows))
+        chosen = set(rows)
+        units: list[list[int]] = []
+        for group in whole_groups(batch):
+            mine = [row for row in group if row in chosen]
+            for start in range(0, len(mine), most):
+                candidates = mine[start : start + most]
+                fits = self._masks and _packed_tokens(batch, candidates) <= limit
+                units += [candidates] if fits else [[row] for row in candidates]
+        costs = [_packed_tokens(batch, unit) for unit in units]
+        counts, shares_row = [len(unit) for unit in units], WIDEST if self._masks else 0
+        budgets = token_budget_parts(costs, limit, counts, most, shares_row=shares_row)
+        parts = [[row for index in part for row in units[index]] for part in budgets]
+        wanted = self._strategy.reduce_max(max(1, len(parts)))
+        return parts + [[] for _ in range(wanted - len(parts))]
+
+    def pack(self, batch: RolloutBatch, rows: list[int]) -> PackedRows:
+        """Return answers in packed rows; without answers, a dummy token that keeps ranks in step."""
+        chosen = batch.select(torch.tensor(rows)) if rows else STAND_IN
+        return pack(chosen, masks=self._masks, device=self._device)
+
+    @torch.no_grad()
+    def evaluate(self, batch: RolloutBatch, compute: Callable[[PackedRows], Tensor]) -> Tensor:
+        """Return a value of each answer token, float32 [A], on the CPU. Collective: all ranks call it together.
+
+        Args:
+            batch: this rank's answers.
+            compute: returns the values of packed answer tokens, float [A'].
+        """
+        parts = self.divide(batch, list(range(len(batch))))
+        logprobs = [compute(self.pack(batch, rows)).float().cpu()[: None if rows else 0] for rows in parts]
+        order = torch.tensor([row for rows in parts for row in rows], dtype=torch.int64)
+        if not len(order):
+            return torch.empty(0)
+        split = pieces(torch.cat(logprobs), integers(batch.answer_lengths[order]))
+        return torch.cat([split[index] for index in integers(order.argsort())])
+
+
+def _packed_tokens(batch: RolloutBatch, rows: list[int]) -> int:
+    """Return the approximate tokens of packed answers of one group, where several answers share a copy of the prompt.
+
+    Segments of a trajectory have different prompts; prompts of equal length are taken for equal.
+    """
+    chosen = torch.tensor(rows)
+    lengths, prompts = integers(batch.lengths[chosen]), integers(batch.prompt_lengths[chosen])
+    own: Counter[int] = Counter()
+    for length, prompt in zip(lengths, prompts, strict=True):
+        own[prompt] += length - prompt
+    packed = sum(prompt * -(-drawn // (MOST_OTHERS * prompt)) + drawn for prompt, drawn in own.items())
+    return min(packed, sum(lengths))
+
+
+# An answer of one token that is not trained on.
+STAND_IN = RolloutBatch.of([undrawn((0,), (0,), (False,), finish_reason="length")], 1, [0.0])

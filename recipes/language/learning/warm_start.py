@@ -14,15 +14,21 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.answers.sequences import undrawn
 from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.language_config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
-from recipes.language.data.load_problems import load_problems
-from recipes.language.data.problems import training_order
-from recipes.language.data.prompts import PromptEncoder
-from recipes.language.data.text_tokens import TextTokens
+from recipes.language.data.problem_sources import load_problems
+from recipes.language.data.problems import PromptEncoder, training_order
 from recipes.language.models.load_model import check_vocabulary, hollow_causal, make_model
 from recipes.language.models.packing import pack
-from recipes.language.models.plain_check import PLAIN, check_policy
-from recipes.language.models.policy import METHODS, AnswerModel, LanguagePolicy, checkpoint_decoder
-from recipes.language.models.stand_in_policy import StandInLanguagePolicy, Zeros
+from recipes.language.models.policy import (
+    METHODS,
+    PLAIN,
+    AnswerModel,
+    LanguagePolicy,
+    StandInLanguagePolicy,
+    Zeros,
+    check_policy,
+    checkpoint_decoder,
+)
+from recipes.language.text.text_tokens import TextTokens
 from recipes.training.huggingface import with_lora
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.sharding import is_sharded

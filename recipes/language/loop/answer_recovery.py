@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
+from recipes.language.answers.prompt_messages import GenerationReport, Prompt, ScoredGroup
 from recipes.language.data.problems import training_order
+from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.worker_groups import AnsweringGroup, GenerationGroup
-from recipes.language.prompts.prompt_messages import GenerationReport, Prompt, ScoredGroup
-from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import Channel, Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.errors import RunError
 from rlinf_core.runners.record import RunRecord

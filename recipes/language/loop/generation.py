@@ -5,36 +5,29 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from recipes.language.loop.order_inbox import Inbox
+from recipes.language.answers.prompt_messages import (
+    ANSWERS,
+    REPORTS,
+    GenerationReport,
+    Inbox,
+    KeepUnfinished,
+    NewWeights,
+    Prompt,
+    ScoredGroup,
+    orders_key,
+)
 from recipes.language.loop.worker_groups import EngineGroup, GenerationGroup, RewardGroup
-from recipes.language.prompts.prompt_messages import GenerationReport, KeepUnfinished, NewWeights, Prompt, ScoredGroup
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, WorkerGroupHandle, env_vars
 from rlinf_core.errors import RunError
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.group.handle import WaitWatch, wait_together
 
-# Keys of the channels between rollout and reward workers and the runner.
-REPORTS: Final = "reports"
-PROGRESS: Final = "progress"
-ANSWERS: Final = "answers"
-# The key of the actors' channel for unfinished answers from rollout workers.
-UNFINISHED: Final = "unfinished"
 # Seconds between polls for reports, at first and at most.
 _SHORTEST_NAP, _LONGEST_NAP = 0.0002, 0.005
 # Seconds between checks of the workers, and seconds until a worker's death is known at the latest.
 _CHECK_SECONDS, _DEATH_SECONDS = 0.2, 10.0
-
-
-def orders_key(rank: int) -> str:
-    """Return the channel key of orders to a rollout worker during asynchronous rollouts."""
-    return f"orders:{rank}"
-
-
-def unfinished_key(position: int) -> str:
-    """Return the key, in the actors' channel, of a checkpoint's unfinished answers to a training problem."""
-    return f"unfinished:{position}"
 
 
 class PromptService(ABC):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.language.config.language_config import ModelRunnerConfig
-from recipes.language.loop.arrivals import Arrivals
 from recipes.language.loop.generation import PromptService, wait_for
+from recipes.language.loop.group_accounts import Arrivals
+from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.worker_groups import LanguageActorGroup
-from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object

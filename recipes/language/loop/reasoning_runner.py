@@ -15,15 +15,30 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-from recipes.language.config.group_names import LanguageLayout
+from recipes.language.answers.prompt_messages import (
+    PROGRESS,
+    GroupReport,
+    Inbox,
+    Prompt,
+    assign,
+    judge_key,
+    staleness,
+    unlearned_prompts,
+)
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.config.problem_config import EVALUATED_AT_ONCE
-from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_progress
 from recipes.language.loop.answer_recovery import AnswerRecovery, SuspectedPrompts
-from recipes.language.loop.arrivals import Arrivals, group_metrics, nothing_to_learn, rank_figures
-from recipes.language.loop.generation import PROGRESS, AsyncRollouts, PromptService, SyncRollouts, wait_for
+from recipes.language.loop.generation import AsyncRollouts, PromptService, SyncRollouts, wait_for
+from recipes.language.loop.group_accounts import (
+    Arrivals,
+    evaluation_metrics,
+    group_metrics,
+    nothing_to_learn,
+    rank_figures,
+    scoring_progress,
+)
 from recipes.language.loop.model_checkpoints import PromptCheckpoints, require_state, save_parts
-from recipes.language.loop.order_inbox import Inbox
+from recipes.language.loop.prompt_plan import PromptPlan, make_curriculum
 from recipes.language.loop.worker_groups import (
     AnsweringGroup,
     CriticGroup,
@@ -31,19 +46,10 @@ from recipes.language.loop.worker_groups import (
     GenerationGroup,
     JudgeGroup,
     LanguageActorGroup,
+    LanguageLayout,
     ReferenceGroup,
     RewardGroup,
 )
-from recipes.language.prompts.curriculum import make_curriculum
-from recipes.language.prompts.prompt_messages import (
-    GroupReport,
-    Prompt,
-    assign,
-    judge_key,
-    staleness,
-    unlearned_prompts,
-)
-from recipes.language.prompts.prompt_plan import PromptPlan
 from recipes.training.worker_parts import comparisons_of
 from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events

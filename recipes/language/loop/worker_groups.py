@@ -6,15 +6,40 @@ Each call returns a handle of all ranks' values. Workers are named, not imported
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from recipes.language.answers.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
-from recipes.language.prompts.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
 from recipes.training.worker_parts import Comparing
 from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup, WorkerGroupHandle
 from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
+
+
+class LanguageLayout(NamedTuple):
+    """The groups of a job and the channels between them.
+
+    Attributes:
+        actors, rollouts, rewards: processes of each group.
+        answers: channel from rollout to reward workers; the key is the reward worker's rank. If generation never stops,
+            all reward workers share one key, and the runner's prompts use the channel, too.
+        scored: channel from reward to actor workers, keyed by a group's slot, and of reports to the runner, if
+            generation never stops.
+        critics, references, teachers: processes of the groups that evaluate the actors' batches; 0: no such group.
+        judges: processes whose models score for the reward workers, asked through the channel `answers`.
+    """
+
+    actors: int
+    rollouts: int
+    rewards: int
+    answers: str
+    scored: str
+    critics: int = 0
+    references: int = 0
+    teachers: int = 0
+    judges: int = 0
+
 
 Metrics: TypeAlias = Mapping[str, float]
 Nothing: TypeAlias = WorkerGroupHandle[None]
@@ -96,14 +121,16 @@ ACTOR = WorkerReference[LanguageActorGroup](
     "recipes.language.workers.actor_worker:LanguageActor", LanguageActorGroup, "actor"
 )
 REWARD = WorkerReference[RewardGroup]("recipes.language.workers.reward_worker:RewardWorker", RewardGroup, "reward")
-CRITIC = WorkerReference[CriticGroup]("recipes.language.workers.critic_worker:LanguageCritic", CriticGroup, "critic")
+CRITIC = WorkerReference[CriticGroup](
+    "recipes.language.workers.evaluation_workers:LanguageCritic", CriticGroup, "critic"
+)
 REFERENCE = WorkerReference[ReferenceGroup](
-    "recipes.language.workers.reference_worker:LanguageReference", ReferenceGroup, "reference"
+    "recipes.language.workers.evaluation_workers:LanguageReference", ReferenceGroup, "reference"
 )
 TEACHER = WorkerReference[ReferenceGroup](
-    "recipes.language.workers.reference_worker:LanguageTeacher", ReferenceGroup, "teacher"
+    "recipes.language.workers.evaluation_workers:LanguageTeacher", ReferenceGroup, "teacher"
 )
-JUDGE = WorkerReference[JudgeGroup]("recipes.language.workers.judge_worker:JudgeWorker", JudgeGroup, "judge")
+JUDGE = WorkerReference[JudgeGroup]("recipes.language.workers.reward_worker:JudgeWorker", JudgeGroup, "judge")
 
 
 def launch_groups(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.training.typed_tensors import integers, pieces
+
+if TYPE_CHECKING:
+    pass
+
 
 # A shorter common prefix is not worth a mask.
 MIN_SHARED = 4

@@ -16,12 +16,12 @@ from types import FrameType
 from typing import Any, Final, Protocol, TypeAlias
 
 from recipes.language.data.problem_sources import ReasoningGym
-from recipes.language.data.text_tokens import without_thought
 from recipes.language.rewards.functions import RewardAdapter, load_function, to_verdict
 from recipes.language.rewards.matching.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.programs import ProgramJudge
 from recipes.language.rewards.right_answers import GOLDS, gold_verdict
 from recipes.language.rewards.scoring import PROGRAMS, Item
+from recipes.language.text.text_tokens import without_thought
 from rlinf_core import RLinfError
 
 Rule: TypeAlias = Callable[[Item], Verdict]

@@ -17,12 +17,12 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 
-from recipes.language.answers.exits import Exit
-from recipes.language.data.text_tokens import without_thought
+from recipes.language.answers.sequences import Exit
 from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
 from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.function_tests import function_tests
+from recipes.language.text.text_tokens import without_thought
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import excerpt
 

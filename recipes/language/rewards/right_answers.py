@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from recipes.language.config.problem_config import LanguageDataConfig
-from recipes.language.data.load_problems import load_problems
-from recipes.language.data.problem_sources import check_file, read_file
+from recipes.language.data.problem_sources import check_file, load_problems, read_file
 from recipes.language.data.problems import Problem
 from recipes.language.rewards.matching.cleaning import boxed_content
 from recipes.language.rewards.matching.final_answer import answer_number

@@ -16,7 +16,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from recipes.language.answers.exits import EXIT_OF_SCORING, Cause, Score
+from recipes.language.answers.sequences import EXIT_OF_SCORING, Cause, Score
 from recipes.language.data.problems import Problem
 from recipes.language.rewards.matching.rules import RULES, Verdict
 from recipes.language.sandbox.line_process import LineProcess

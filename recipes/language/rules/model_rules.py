@@ -1,11 +1,11 @@
-"""Validation rules for a language model's folders, without loading the model."""
+"""Validation rules for a language model's folders and chat template, without loading the model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.language_config import LanguageConfig
@@ -13,7 +13,6 @@ from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.config.rollout_config import BACKENDS
 from recipes.language.models.architecture import stretched
 from recipes.language.rules.architecture_rules import fault_of_architecture, text_settings
-from recipes.language.rules.template_rules import stored_vocabulary
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import lacks_packages, runs_in_this_interpreter
 from recipes.sections.model_folders import (
@@ -28,6 +27,11 @@ from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import missing_modules
+from rlinf_core.runners.storage.first_contact import Difference
+
+if TYPE_CHECKING:
+    from recipes.language.text.chat_template import ChatTemplate
+
 
 MODEL: Path = ("actor", "model", "model_path")
 _TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
@@ -78,9 +82,9 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     if lacks_folder(folder, MODEL, report):
         return
     report_faults(config, faults(config), report)
-    for fault in faults_of_ties(config):
+    for fault in _faults_of_ties(config):
         report(blame(config, fault.path, MODEL), "conflicting-settings", fault.message, fault.help, about=[MODEL])
-    for fault in faults_of_sampling(config):
+    for fault in _faults_of_sampling(config):
         report(fault.path, "conflicting-settings", fault.message, fault.help, about=[MODEL])
     if folder is None and config.data.apply_chat_template:
         report.conflict(
@@ -125,11 +129,11 @@ def require_model(config: LanguageConfig) -> None:
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in (*faults(config), *faults_of_ties(config), *faults_of_sampling(config)):
+    for fault in (*faults(config), *_faults_of_ties(config), *_faults_of_sampling(config)):
         raise ConfigError(fault.message, help=fault.help)
 
 
-def faults_of_ties(config: LanguageConfig) -> list[Fault]:
+def _faults_of_ties(config: LanguageConfig) -> list[Fault]:
     """Return a fault if an engine that trusts config.json would compute another model than the actor's."""
     folder = config.actor.model.model_path
     if folder is None or BACKENDS[config.rollout.backend].name == "torch":
@@ -138,7 +142,7 @@ def faults_of_ties(config: LanguageConfig) -> list[Fault]:
     return [] if fault is None else [Fault(("rollout", "backend"), *fault)]
 
 
-def faults_of_sampling(config: LanguageConfig) -> list[Fault]:
+def _faults_of_sampling(config: LanguageConfig) -> list[Fault]:
     """Return a fault for answers longer than the model's positions, and for each stop token that it does not have."""
     sampling, at = config.rollout.sampling_params, ("rollout", "sampling_params")
     text = text_settings(read_object(FilePath(config.actor.model.model_path or os.devnull) / SETTINGS))
@@ -244,7 +248,7 @@ def faults_of_tokenizer(
     if chat and not has_chat_template(folder):
         help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
         reported.append(Fault(template, f"the tokenizer in `{folder}` has no chat template", help))
-    needed, known = max(stored_vocabulary(folder).values(), default=-1) + 1, settings.get("vocab_size")
+    needed, known = max(_stored_vocabulary(folder).values(), default=-1) + 1, settings.get("vocab_size")
     if isinstance(known, int) and needed > known:
         help = "use the tokenizer that the model was trained with"
         reported.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, but the model only {known}", help))
@@ -295,3 +299,75 @@ def fault_of_ties(folder: str) -> FolderFault | None:
         " the embeddings: this engine would compute with the embeddings",
         f"write `tie_word_embeddings: false` in {SETTINGS} of the folder, or `backend: torch`",
     )
+
+
+_TEXTS: Final = {
+    "system": "Words of the system.",
+    "user": "Words of the user.",
+    "assistant": "Words of the model.",
+    "tool": "Words of a tool.",
+}
+
+
+_HELP: Final = {
+    "system": "remove `data.system_prompt`, or put its text into `data.few_shot`",
+    "tool": "use a model whose chat template takes messages of tools, or write `data.apply_chat_template: false`",
+}
+
+
+_OTHER_HELP: Final = "use a tokenizer with another template, or write `data.apply_chat_template: false`"
+
+
+def require_conversations(config: LanguageConfig, template: ChatTemplate | None) -> Difference | None:
+    """Check that the chat template renders every conversation of a job, and return these; None without a template.
+
+    Raises:
+        ConfigError: the template rejects a conversation.
+    """
+    if template is None:
+        return None
+    asked = config.chat_roles(template)
+    for path, roles, tools, help in asked:
+        why = template.fault([{"role": role, "content": _TEXTS[role]} for role in roles], tools)
+        if why is not None:
+            raise ConfigError(
+                f"the tokenizer's chat template cannot render a conversation of {', '.join(roles)}: {why}",
+                where=".".join(map(str, path)),
+                help=help or next((text for role, text in _HELP.items() if role in roles), _OTHER_HELP),
+            )
+    note = "; ".join(", ".join(item.roles) for item in asked)
+    missing = template.missing_prompt()
+    if missing is None:
+        return Difference(note=note)
+    lacking = f"prompts do not end with {missing!r}, which stands before the model's words in a conversation"
+    return Difference(note=f"{note}; {lacking}", agrees=False)
+
+
+def vocabulary_difference(one: Mapping[str, int], other: Mapping[str, int]) -> str | None:
+    """Return how the token ids of two tokenizers differ, with an example; None if they are equal."""
+    unlike = [token for token in {**one, **other} if one.get(token) != other.get(token)]
+    if not unlike:
+        return None
+    first = min(unlike, key=lambda token: (one.get(token, len(one)), token))
+    ids = ["none" if token_id is None else str(token_id) for token_id in (one.get(first), other.get(first))]
+    return f"{len(unlike)} tokens have other ids; the first, {first!r}, has {ids[0]} and {ids[1]}"
+
+
+def _stored_vocabulary(folder: FilePath) -> Mapping[str, int]:
+    """Return the tokens in a folder's tokenizer.json with their ids; empty if they cannot be read."""
+    written = read_object(folder / "tokenizer.json")
+    model, added = written.get("model"), written.get("added_tokens")
+    vocabulary = cast("Mapping[str, Any]", model).get("vocab") if isinstance(model, dict) else None
+    tokens: dict[str, Any] = {}
+    if isinstance(vocabulary, dict):
+        tokens |= cast("dict[str, Any]", vocabulary)
+    elif isinstance(vocabulary, list):
+        # A unigram model lists tokens with scores in the order of ids.
+        for number, entry in enumerate(cast("list[list[Any]]", vocabulary)):
+            if isinstance(entry, list) and entry:  # pyright: ignore[reportUnnecessaryIsInstance] - read from outside
+                tokens[str(entry[0])] = number
+    for token in cast("list[Any]", added) if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            fields = cast("dict[str, Any]", token)
+            tokens[str(fields.get("content"))] = fields.get("id")
+    return {token: number for token, number in tokens.items() if type(number) is int}

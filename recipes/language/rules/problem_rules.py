@@ -6,8 +6,8 @@ import os
 
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
+from recipes.language.rewards.functions import detect_convention, missing_columns, signature_in_source
 from recipes.language.rewards.scoring import PROGRAMS
-from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
 from recipes.sections.checks import Report, report_absent, report_unusable
 from recipes.sections.imports import check_import, check_sandbox, lacks_packages, runs_in_this_interpreter
 from rlinf_core import ConfigError

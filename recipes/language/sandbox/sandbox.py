@@ -3,6 +3,10 @@
 A program sees its interpreter with the standard library, `/usr`, and an empty `/tmp`. It has no network, sees no other
 processes and no environment variables of this one, and cannot regain privileges. Socket families other than Unix, IP
 and netlink, which namespaces do not isolate, are refused. A program is killed with all that it started.
+
+`rlinf doctor` tests the sandbox where programs would run; the last output line is a JSON record:
+
+    python -m recipes.language.sandbox.sandbox
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import math
 import os
 import platform
@@ -22,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from recipes.language.sandbox import seccomp
-from recipes.language.sandbox.memory_groups import memory_groups
+from recipes.language.sandbox import program_limits
+from recipes.language.sandbox.program_limits import memory_groups
 from rlinf_core import ConfigError
 from rlinf_core.node.process_end import kills_in
 
@@ -281,7 +286,7 @@ def _unavailable(why: str, help: str) -> ConfigError:
 @contextlib.contextmanager
 def _filter() -> Generator[int]:
     """Yield a file descriptor from which the system-call filter can be read once."""
-    refusing = seccomp.refusing()
+    refusing = program_limits.call_filter()
     if refusing is None:
         why = f"no system-call filter for `{platform.machine()}` machines"
         raise _unavailable(why, "place what runs programs on x86_64 or aarch64 machines")
@@ -350,3 +355,24 @@ def _system_folders() -> list[str]:
         elif os.path.isdir(folder):
             options += ["--ro-bind", folder, folder]
     return options
+
+
+def look() -> dict[str, str]:
+    """Return the result of a test program for `rlinf doctor`: `verdict`, `what` and `help`."""
+    try:
+        check()
+    except ConfigError as error:
+        return {"verdict": "fault", "what": f"{error.message}: {error.why}", "help": error.help or ""}
+    together = "is bounded" if memory_groups() else "is not bounded: no control group of version 2 is delegated"
+    what = f"{_version()} runs programs of a model; the memory of a program's processes together {together}"
+    return {"verdict": "ok", "what": what, "help": ""}
+
+
+def _version() -> str:
+    """Return `bubblewrap 0.8.0`."""
+    program = shutil.which("bwrap") or "bwrap"
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    print(json.dumps(look()))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.config.language_config import LanguageActorConfig
-from recipes.language.engines.own.merged_adapter import MergedAdapter
+from recipes.language.engines.engine_weights import ModelWeights
 from recipes.language.models.fingerprint import fingerprint
 from recipes.language.models.load_model import hollow_causal, make_model, stop_token_ids
 from recipes.language.models.policy import AnswerModel
@@ -248,7 +248,7 @@ def _plain(weights: Iterable[tuple[str, Tensor]], scale: float | None) -> Iterat
         elif name.endswith(_B):
             layer = plain.removesuffix(_B)
             target = base.pop(layer).clone()
-            # The same as in `MergedAdapter`.
+            # The same as in `ModelWeights`.
             yield (
                 f"{layer}.weight",
                 target.add_(weight.to(target) @ down.pop(layer).to(target), alpha=scale),
@@ -265,7 +265,7 @@ def _load(model: PreTrainedModel, weights: Mapping[str, Tensor], scale: float | 
         model.load_state_dict(dict(_plain(weights.items(), None)))
         return
     adapter = {name.removeprefix(_POLICY): value for name, value in weights.items() if ".lora_" in name}
-    MergedAdapter(model, scale).load(adapter.items())
+    ModelWeights(model, scale).load_adapter(adapter.items())
 
 
 def _settle(model: PreTrainedModel) -> None:

@@ -1,4 +1,8 @@
-"""The comparison of a written model folder with the trained policy."""
+"""The comparison of a written model folder with the trained policy.
+
+A separate process, which runs this module, loads the folder by transformers alone: it reads a request from standard
+input, and writes the reply to standard output.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import torch
 
+from recipes.language.models.fingerprint import fingerprint
 from recipes.language.models.packing import RowLayout
-from recipes.language.models.plain_check import LIMITS
-from recipes.language.models.policy import AnswerModel
+from recipes.language.models.policy import LIMITS, AnswerModel
 from recipes.training.typed_tensors import integers
 from rlinf_core import RLinfError
 from rlinf_core.collective.memory_budget import free_bytes
@@ -103,18 +107,17 @@ def check_written(folder: Path, fingerprints: Mapping[str, str], expected: Expec
 
 
 def _answer_of(folder: Path, tokens: list[int], seconds: float) -> dict[str, Any] | str:
-    """Return the reply of `loaded_model`, or why there is none if the folder is not at fault.
+    """Return the reply of the other process, or why there is none if the folder is not at fault.
 
     Raises:
         RLinfError: transformers cannot load the folder.
     """
-    module = f"{__package__}.loaded_model"
     # Leave accelerators to the trainer.
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     asked = json.dumps({"folder": str(folder), "tokens": tokens})
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", __spec__.name],
             input=asked,
             capture_output=True,
             text=True,
@@ -142,3 +145,53 @@ def _refusal(folder: Path, why: str) -> RLinfError:
         help="report this model family; `runner.skip_checks: true` writes the folder all the same. Checkpoints of the"
         " state are not affected",
     )
+
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+@torch.no_grad()
+def answer(folder: str, tokens: list[int]) -> dict[str, Any]:
+    """Return weights and log-probabilities of a folder as transformers loads it.
+
+    Args:
+        folder: the folder.
+        tokens: the token ids of a sequence.
+
+    Returns:
+        `missing`: names of weights without a value; `fingerprints`: checksums of all weights, by name; `logprobs`:
+            log-probability of each token but the first.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    # With `output_loading_info` it returns two values, which its type does not say.
+    load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+    model, report = load(
+        folder,
+        dtype="auto",
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    row = torch.tensor([tokens])
+    logprobs = model.eval()(input_ids=row, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    state: dict[str, torch.Tensor] = model.state_dict()
+    return {
+        "missing": sorted(report["missing_keys"]),
+        "fingerprints": {name: fingerprint([(name, weight)]) for name, weight in state.items()},
+        "logprobs": logprobs.gather(1, row[0, 1:, None])[:, 0].tolist(),
+    }
+
+
+if __name__ == "__main__":
+    asked = json.load(sys.stdin)
+    out = sys.stdout
+    # Keep the output of libraries out of the reply.
+    sys.stdout = sys.stderr
+    print(json.dumps(answer(asked["folder"], asked["tokens"])), file=out)

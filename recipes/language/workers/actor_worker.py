@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from recipes.language.answers.answer_batch import RolloutBatch
-from recipes.language.answers.buffered_answers import (
+from recipes.language.answers.answer_batch import (
+    RolloutBatch,
     UnfinishedReport,
     load_buffered,
     load_unfinished,
     save_buffered,
     save_unfinished,
 )
+from recipes.language.answers.prompt_messages import UNFINISHED, Assignment, unfinished_key
 from recipes.language.config.algorithm_config import LANGUAGE_LOSSES
-from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.learning.answer_advantages import token_advantages
-from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
-from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
-from recipes.language.loop.generation import UNFINISHED, unfinished_key
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings
+from recipes.language.learning.token_targets import GAP_LIMITS, TokenTargets, logprob_gap, token_advantages
+from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
-from recipes.language.prompts.prompt_messages import Assignment
 from recipes.language.weights.model_export import export_state
 from recipes.language.weights.weight_transfer import messages
-from recipes.language.workers.token_evaluation import EvaluationClient
-from recipes.language.workers.training_worker import TrainingWorker
+from recipes.language.workers.training_worker import EvaluationClient, TrainingWorker
 from recipes.sections.algorithm import own_names, refuse_unknown_options
 from recipes.training.huggingface import without_adapters
 from recipes.training.typed_tensors import floats, integers
@@ -39,6 +37,9 @@ from rlinf_core import AdvantageSettings, ConfigError, LossSettings, get_advanta
 from rlinf_core.algorithms.loss_inputs import kl_estimate
 from rlinf_core.algorithms.options import checked_options, get_policy_loss
 from rlinf_core.runners.storage.first_contact import Difference
+
+if TYPE_CHECKING:
+    pass
 
 
 class LanguageActor(TrainingWorker):

@@ -1,33 +1,47 @@
-"""The workers that score answers."""
+"""The workers that score answers, by rules, functions and programs or with a judge model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final
 
+import torch
+
 from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
 from recipes.language.answers.answer_group import AnswerGroup, Rollout
-from recipes.language.answers.exits import Score
+from recipes.language.answers.prompt_messages import (
+    ANSWERS,
+    PROGRESS,
+    REPORTS,
+    Assignment,
+    GroupReport,
+    Inbox,
+    JudgeReply,
+    JudgeRequest,
+    ScoredGroup,
+    judge_key,
+    verdict_key,
+)
+from recipes.language.answers.sequences import Score
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
-from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.judging.judge import ask_judges, make_scorer
-from recipes.language.loop.answer_evaluation import progress_ends
-from recipes.language.loop.generation import ANSWERS, PROGRESS, REPORTS
-from recipes.language.loop.order_inbox import Inbox
-from recipes.language.prompts.prompt_messages import Assignment, GroupReport, ScoredGroup
+from recipes.language.loop.group_accounts import progress_ends
+from recipes.language.loop.worker_groups import LanguageLayout
+from recipes.language.rewards.judge import Judge, ask_judges, make_scorer
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, item_of
+from recipes.language.workers.request_tracker import EngineStream
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.training.worker_parts import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
 from rlinf_core.runners.storage.first_contact import Difference
 
 # The minimum answers of a group whose members are compared with each other.
-LEAST_MEMBERS: Final = 2
+_LEAST_MEMBERS: Final = 2
 
 
 class RewardWorker(ComparingWorker):
@@ -181,7 +195,7 @@ class RewardWorker(ComparingWorker):
     def _report(self, group: AnswerGroup) -> GroupReport:
         """Return the report of a group, with whether it is trained on."""
         report, algorithm = group.report(), self._config.algorithm
-        least = LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
+        least = _LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
         if algorithm.adv_type not in KNOWN_ADVANTAGES:
             # A custom advantage function may rely on complete groups.
             least = group.prompt.answers
@@ -243,3 +257,41 @@ def overlong_penalty(length: int, limit: int, margin: int) -> float:
     if length <= limit - margin:
         return 0.0
     return max(-1.0, (limit - margin - length) / margin)
+
+
+class JudgeWorker(ComparingWorker):
+    """A worker that judges answers for the reward workers with a frozen model."""
+
+    config_section = "judge"
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Load the model, and connect to the channel."""
+        torch.set_num_threads(self._config.actor.threads)
+        self._judge = Judge(self._config, self.torch_device, self._contact, str(self.worker_info.address))
+        self._channel = self.connect_channel(layout.answers)
+        self._inbox = Inbox(self._channel, judge_key(self._rank))
+
+    def serve(self) -> None:
+        """Judge answers for reward workers until the request None has arrived and all earlier ones are answered."""
+        judge = self._judge
+        stream = EngineStream(
+            judge.engine, lambda asked: self._send(judge.submit(asked)), lambda drawn: self._send(judge.read(drawn))
+        )
+        stream.run(self._inbox)
+
+    def _send(self, replies: Iterable[tuple[JudgeRequest, JudgeReply]]) -> None:
+        """Send verdicts to the workers that asked, one message each."""
+        by_sender: defaultdict[int, list[JudgeReply]] = defaultdict(list)
+        for request, reply in replies:
+            by_sender[request.sender].append(reply)
+        for sender, theirs in by_sender.items():
+            self._channel.put(tuple(theirs), key=verdict_key(sender))
+
+    def _close(self) -> None:
+        judge = getattr(self, "_judge", None)
+        if judge is not None:
+            judge.engine.stop()

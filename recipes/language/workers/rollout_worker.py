@@ -6,19 +6,24 @@ import time
 
 import torch
 
+from recipes.language.answers.answer_batch import UnfinishedGroup, UnfinishedReport
 from recipes.language.answers.answer_group import GroupOutlet
-from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
-from recipes.language.config.group_names import LanguageLayout
+from recipes.language.answers.prompt_messages import (
+    UNFINISHED,
+    GenerationReport,
+    Inbox,
+    Prompt,
+    orders_key,
+    unfinished_key,
+)
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.data.load_problems import load_problems
-from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.problem_sources import load_problems
+from recipes.language.data.problems import PromptEncoder
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.registry import make_engine
-from recipes.language.loop.generation import UNFINISHED, orders_key, unfinished_key
-from recipes.language.loop.order_inbox import Inbox
+from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
-from recipes.language.rules.template_rules import require_conversations
+from recipes.language.rules.model_rules import require_conversations
 from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
 from recipes.language.workers.request_tracker import Answering
 from recipes.training.weights.weight_sync import receiver_ranks

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError
 from recipes.serve.service.state_file import DROPPED, StateFile
 
 # Results are kept for clients that lost the response. Beyond these bounds, results are dropped a while after they were

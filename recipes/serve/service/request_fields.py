@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError
 from recipes.serve.config import ServerConfig
 from recipes.serve.values import HIGH, LOSS_INPUTS, LOW, AdamSettings, AdapterSettings, Datum, ServedFacts
 

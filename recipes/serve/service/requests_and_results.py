@@ -14,8 +14,7 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from recipes.language.listening.limits import LARGEST_DECODED
-from recipes.language.listening.request_error import bad_request
+from recipes.language.loopback_server import LARGEST_DECODED, bad_request
 from recipes.serve.values import Datum, PassOutcome, SampleOutcome, TopTokens
 from recipes.training.arrays import Array
 from rlinf_core.foreign.budget import Budget, OverBudgetError

@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from recipes.language.listening.limits import (
+from recipes.language.loopback_server import (
     LARGEST_BODY,
+    RequestError,
     check_length,
     in_thread,
     json_body,
@@ -23,7 +24,6 @@ from recipes.language.listening.limits import (
     read_body,
     unless_gone,
 )
-from recipes.language.listening.request_error import RequestError
 from recipes.serve.service.ledger import Promise, RequestFailure, StoredRequest
 from recipes.serve.service.requests_and_results import read_pass
 from recipes.serve.service.sampling import SamplingRequests

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError
 from recipes.serve.config import ServerConfig
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.request_fields import invalid

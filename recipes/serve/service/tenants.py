@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError
 from recipes.serve.service.ledger import Promise, gone
 from recipes.serve.values import AdapterSettings
 from rlinf_core.errors import RunError

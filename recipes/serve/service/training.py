@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
 
-from recipes.language.listening.limits import in_thread
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError, in_thread
 from recipes.serve.service.ledger import Promise, RequestFailure, RequestKey, digest_of
 from recipes.serve.service.request_fields import (
     adam,

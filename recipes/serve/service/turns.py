@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from recipes.language.listening.limits import in_thread
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError, in_thread
 from recipes.serve.service.ledger import Promise, RequestFailure, RequestResult
 from recipes.serve.service.tenants import Call, Tenants
 from recipes.serve.values import Drawing, SampleOutcome

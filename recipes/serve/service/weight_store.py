@@ -15,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError
 from recipes.serve.service.state_file import StateFile
 from recipes.serve.service.tenants import ServedModel
 from recipes.serve.service.turns import ActorTurns

@@ -17,8 +17,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from recipes.embodied.config.algorithm_config import ALGORITHMS
-from recipes.language.prompts.prompt_messages import GroupReport
-from recipes.language.prompts.prompt_plan import PromptPlan
+from recipes.language.answers.prompt_messages import GroupReport
+from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.training.weights.shard_files import ShardReader
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job

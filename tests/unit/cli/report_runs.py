@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recipes.language.loop.arrivals import write_samples
+from recipes.language.loop.group_accounts import write_samples
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage import run_events

@@ -28,8 +28,7 @@ from recipes.demonstrations.pictures import decoded
 from recipes.embodied.envs.env_state import unpack
 from recipes.embodied.replay.segments import MAGIC, read_segments
 from recipes.language.data.problem_sources import check_file, read_file
-from recipes.language.listening.limits import json_body
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError, json_body
 from recipes.sections.model_folders import fault_of_weights
 from recipes.serve.service.requests_and_results import read_data, read_pass
 from recipes.serve.service.state_file import StateFile, state_folder

@@ -16,10 +16,8 @@ from recipes.embodied.interpreters import locked_venvs
 from recipes.embodied.loop import env_errors
 from recipes.embodied.rules import job_check
 from recipes.embodied.using import evaluation, exporting, recording, trained_policy
-from recipes.language import language_memory
-from recipes.language.advice import language_flow
+from recipes.language import language_flow, language_memory, trained_models
 from recipes.language.rules import job_rules
-from recipes.language.using import answer_scoring, model_exporting
 from recipes.math import config as math_config
 from recipes.math import program as math_program
 from recipes.serve import config as serve_config
@@ -46,7 +44,7 @@ RECIPES = (
         trials=agent_config.trials,
         flow=language_flow.flow_of,
         collect=image_pruning.collect,
-        export=model_exporting.export_checkpoint,
+        export=trained_models.export_checkpoint,
         convert=convert.convert_checkpoint,
     ),
     Recipe(
@@ -81,8 +79,8 @@ RECIPES = (
         inputs=job_rules.inputs,
         trials=job_rules.trials,
         flow=language_flow.flow_of,
-        export=model_exporting.export_checkpoint,
-        evaluate=answer_scoring.evaluate,
+        export=trained_models.export_checkpoint,
+        evaluate=trained_models.evaluate,
         convert=convert.convert_checkpoint,
     ),
     Recipe(
@@ -118,7 +116,7 @@ RECIPES = (
         program=chat_runner.program,
         check=conversations.check,
         facts=job_rules.facts,
-        export=model_exporting.export_checkpoint,
+        export=trained_models.export_checkpoint,
         evaluate=chat_actor.evaluate,
         memory=chat_actor.forecast,
         inputs=job_rules.inputs,

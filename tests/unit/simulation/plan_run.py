@@ -10,8 +10,8 @@ import json
 import random
 from typing import Any
 
-from recipes.language.prompts.prompt_messages import GroupReport, Prompt
-from recipes.language.prompts.prompt_plan import PromptPlan
+from recipes.language.answers.prompt_messages import GroupReport, Prompt
+from recipes.language.loop.prompt_plan import PromptPlan
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.runners.recovery import Restarts, SnapshotSchedule
 from tests.unit.simulation.world import Wire, World

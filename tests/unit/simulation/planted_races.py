@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from recipes.agent.task_calls import TaskCalls
-from recipes.language.prompts.prompt_plan import PromptPlan
+from recipes.language.loop.prompt_plan import PromptPlan
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.keyed_queue import KeyedQueue

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recipes.agent.task_calls import TaskCalls
-from recipes.language.prompts.prompt_messages import Prompt
+from recipes.language.answers.prompt_messages import Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError
 from tests.unit.simulation.world import World
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from recipes.language.data.text_tokens import without_thought
 from recipes.language.rewards.matching.cleaning import boxed_content, cleaned, unwrapped
 from recipes.language.rewards.matching.numbers import Number, number_in_clean
+from recipes.language.text.text_tokens import without_thought
 
 _SAID: Final = re.compile(
     r"\banswer\b(?:\s+(?:to|for|of|here|now|must|should|will|would)\b[^.\n:=]{0,80}?)?(?:\*\*)?\s*"

@@ -22,6 +22,7 @@ def _answer_by_sleep(module: Any) -> None:
     from stand_in_answers import draw_by_sleep
 
     draw_by_sleep(module)
+    module.check_engine = lambda model: None
 
 
 def _learn_by_sleep(module: Any) -> None:
@@ -36,14 +37,9 @@ def _update_by_sleep(module: Any) -> None:
     update_by_sleep(module)
 
 
-def _without_check(module: Any) -> None:
-    module.check_engine = lambda model: None
-
-
 _AFTER_IMPORT = {
     _VENDORS: _register,
-    "recipes.language.engines.own.engine_check": _without_check,
-    "recipes.language.engines.own.torch_engine": _answer_by_sleep,
+    "recipes.language.engines.torch_engine": _answer_by_sleep,
     "recipes.language.learning.learner": _learn_by_sleep,
     "recipes.embodied.off_policy.algorithm": _update_by_sleep,
 }

@@ -10,8 +10,8 @@ import signal
 import sys
 from typing import Any, Final
 
+from recipes.language.answers.prompt_messages import Prompt
 from recipes.language.loop.worker_groups import GenerationGroup
-from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.worker.worker_reference import WorkerReference
 

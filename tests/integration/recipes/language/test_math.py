@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from recipes.language.answers.prompt_messages import GroupReport
+from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.worker_groups import GenerationGroup
-from recipes.language.prompts.prompt_messages import GroupReport
-from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.runners import events
 from rlinf_core.runners.storage.evidence import read_quarantine
 from rlinf_core.worker.worker_reference import WorkerReference

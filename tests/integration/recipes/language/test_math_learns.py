@@ -70,7 +70,7 @@ def greedy_score(folder: Path, problems: list[tuple[str, str]], longest: int) ->
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_pretrained_model_learns_two_digit_sums(tmp_path: Path, seed: int) -> None:
-    from recipes.language.data.load_problems import load_problems
+    from recipes.language.data.problem_sources import load_problems
     from rlinf_core.job.load import load_job
 
     run = train(tmp_path, "math/smollm2-laptop", f"actor.seed={seed}", "actor.threads=1")

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from recipes.embodied.envs.faults.repeating import RaisedTwiceError
-from recipes.language.loop.arrivals import nothing_to_learn
-from recipes.language.prompts.prompt_messages import GroupReport
+from recipes.language.answers.prompt_messages import GroupReport
+from recipes.language.loop.group_accounts import nothing_to_learn
 from recipes.training.arrays import NonFiniteError
 from recipes.training.updater import UntrainedError
 from rlinf_cli.runs.metric_columns import MetricColumn, series_of

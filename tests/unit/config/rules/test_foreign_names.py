@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from recipes.agent.tool_config import TOOL_OPTIONS
-from recipes.language.config.algorithm_options import AlgorithmOptions
+from recipes.language.config.algorithm_config import AlgorithmOptions
 from recipes.language.config.problem_config import PROBLEM_OPTIONS, REWARD_OPTIONS
 from recipes.language.config.rollout_config import ENGINE_OPTIONS
 from rlinf_cli.importing import foreign_names

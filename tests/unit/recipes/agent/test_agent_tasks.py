@@ -15,8 +15,8 @@ from recipes.agent.task_calls import AgentGroup, TaskCalls
 from recipes.agent.tasks_and_tools import calculations, conversations, lookup_corpus, lookups, make_tools
 from recipes.agent.tools.computing_tools import Search
 from recipes.agent.tools.tool import Toolbox
+from recipes.language.answers.prompt_messages import Prompt
 from recipes.language.models.load_model import make_tokenizer
-from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import ConfigError, WorkerDiedError, WorkerGroupError, load_job
 from rlinf_core.job.recipe import ProcessForecast
 from tests.unit.recipes.agent.local import agent_config

@@ -21,9 +21,9 @@ from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
 from recipes.agent.tools.tool import CallLost, FunctionTool, Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import AnswerGroup
-from recipes.language.config.group_names import LanguageLayout
+from recipes.language.answers.prompt_messages import Prompt
 from recipes.language.data.problems import Problem
-from recipes.language.prompts.prompt_messages import Prompt
+from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.workers.reward_worker import RewardWorker
 from rlinf_core.algorithms.advantages import group_advantages
 from tests.unit.recipes.agent.local import agent_config

@@ -21,10 +21,10 @@ from recipes.agent.tools.computing_tools import Calculator
 from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, Toolbox, ToolError, ToolUnavailable
 from recipes.agent.workers.agent_worker import AgentWorker
 from recipes.language.answers.answer_group import Rollout
-from recipes.language.answers.exits import Score
+from recipes.language.answers.prompt_messages import Prompt
+from recipes.language.answers.sequences import Score
 from recipes.language.data.problems import Problem
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.sandbox import SandboxLimits
 from rlinf_core.errors import RunError

@@ -26,10 +26,10 @@ from recipes.agent.conversation.turn_messages import (
     engine_key,
 )
 from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.prompt_messages import NewWeights
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.models.packing import pack
-from recipes.language.prompts.prompt_messages import NewWeights
-from recipes.language.templates.chat_template import TemplateRefusalError
+from recipes.language.text.chat_template import TemplateRefusalError
 from rlinf_core import Channel, ChannelClosed
 from tests.unit.recipes.agent.conversation.byte_level import write_byte_level, write_with_tokenizer_of
 from tests.unit.recipes.agent.local import LocalEngine, agent_config

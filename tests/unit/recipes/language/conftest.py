@@ -11,11 +11,11 @@ import pytest
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.loop.generation import AsyncRollouts
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.weights import written_model
-from recipes.language.weights.loaded_model import answer
+from recipes.language.weights.written_model import answer
 from recipes.language.workers.actor_worker import LanguageActor
 from tests.unit.recipes.language.in_threads import LocalTrain, local_train
 

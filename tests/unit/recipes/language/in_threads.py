@@ -19,10 +19,8 @@ import torch
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.loop.worker_groups import optional_components
 from recipes.language.workers.actor_worker import LanguageActor
-from recipes.language.workers.critic_worker import LanguageCritic
-from recipes.language.workers.judge_worker import JudgeWorker
-from recipes.language.workers.reference_worker import LanguageReference, LanguageTeacher
-from recipes.language.workers.reward_worker import RewardWorker
+from recipes.language.workers.evaluation_workers import LanguageCritic, LanguageReference, LanguageTeacher
+from recipes.language.workers.reward_worker import JudgeWorker, RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.channel.channel import Channel
 from rlinf_core.collective.messages.torch_payload import CustomCopy

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.language import language_memory
-from recipes.language.advice.language_flow import ANSWER, LAG, PAUSE, SCORE, STEP, TURNS, UPDATE, LanguageFlow, flow_of
+from recipes.language.language_flow import ANSWER, LAG, PAUSE, SCORE, STEP, TURNS, UPDATE, LanguageFlow, flow_of
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.prompt_messages import GroupReport
 from recipes.language.answers.sequences import Sequence
-from recipes.language.prompts.prompt_messages import GroupReport
 from rlinf_core.job.load import load_job
 
 END = 1

@@ -136,7 +136,7 @@ def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
 
     assert tried("calculator") == []
     (result,) = tried("calculator, python")
-    assert result[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox_probe")
+    assert result[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox")
 
 
 NODE = "{node_group: node, placement: 0}"

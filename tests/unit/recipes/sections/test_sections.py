@@ -16,8 +16,7 @@ from recipes.embodied.config.algorithm_config import ActorCriticConfig, PolicyGr
 from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
-from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
-from recipes.language.config.algorithm_options import AlgorithmOptions
+from recipes.language.config.algorithm_config import AlgorithmOptions, LanguageAlgorithmConfig
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig, ProblemOptions
 from recipes.language.config.rollout_config import EngineOptions
 from recipes.math.config import MathConfig

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError
 from recipes.serve.config import inputs
 from recipes.serve.service import requests_and_results
 from recipes.serve.service.requests_and_results import (

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import ones
 from torch.nn.functional import cross_entropy
 
-from recipes.language.models.plain_check import plain_attention
+from recipes.language.models.policy import plain_attention
 from recipes.sft_chat.examples import ChatExample, micro_batches, pack_examples
 from tests.unit.recipes.sft_chat.chats import actor_of, jsonl, turns
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from recipes.language.engines.model_folder import ModelFolder
+from recipes.language.engines.engine_weights import ModelFolder
 from recipes.language.models.load_model import hollow_causal, load_model
 from recipes.language.models.policy import LanguagePolicy, ValueModel
 from recipes.language.rules.model_rules import fault_of_ties

@@ -88,7 +88,7 @@ def test_errors_of_the_environment_are_told_with_their_line(cli: Cli, returning:
 def test_answers_that_are_cut_off_or_left_out_are_counted(
     left_out: int, cli: Cli, returning: Returning, tmp_path: Path
 ) -> None:
-    returning("recipes.language.using.answer_scoring", answers(left_out))
+    returning("recipes.language.trained_models", answers(left_out))
     ended = cli("eval", "math/eval", "-o", tmp_path / "out")
     assert ended.code == bool(left_out)
     kept = 160 - left_out

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes.language.loop.arrivals import write_samples
+from recipes.language.loop.group_accounts import write_samples
 from rlinf_cli.console import write_whole
 from rlinf_cli.report.curves import draw_curve
 from rlinf_cli.run import driver

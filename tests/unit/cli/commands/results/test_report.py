@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.pictures import write_video
-from recipes.language.loop.arrivals import write_samples
+from recipes.language.loop.group_accounts import write_samples
 from rlinf_cli.report import charts, curves
 from rlinf_cli.report.content import gather
 from rlinf_cli.report.curves import draw_curve, result_curves

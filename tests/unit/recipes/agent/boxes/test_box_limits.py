@@ -14,7 +14,7 @@ from recipes.agent.boxes import boxes as boxes_module
 from recipes.agent.boxes.box import BoxEnded, Written
 from recipes.agent.boxes.box_limits import group_place
 from recipes.agent.boxes.boxes import MIB
-from recipes.language.sandbox import seccomp
+from recipes.language.sandbox import program_limits
 from tests.unit.recipes.agent.boxes.running import LIMITS, archive_of, one_box, put, sh
 from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
 
@@ -123,7 +123,7 @@ NUMBERS = {"x86_64": X86_64, "aarch64": AARCH64}
 def verdict(machine: str, architecture: int, call: int, argument: int = 0) -> int:
     """Return what a filter says of a call."""
     data = struct.pack("=IIQQ", call, architecture, 0, argument)
-    program = seccomp.refusing(machine)
+    program = program_limits.call_filter(machine)
     assert program is not None
     steps = list(struct.iter_unpack("=HBBI", program))
     at = value = 0
@@ -173,4 +173,4 @@ def test_second_names_of_calls_are_refused() -> None:
 
 
 def test_machine_whose_calls_are_not_known_has_no_filter() -> None:
-    assert seccomp.refusing("riscv64") is None
+    assert program_limits.call_filter("riscv64") is None

@@ -16,7 +16,7 @@ from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer, TurnEncoder
 from recipes.agent.tools.computing_tools import Calculator
 from recipes.agent.tools.tool import Toolbox
-from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
+from recipes.language.text.chat_template import ChatTemplate, TemplateRefusalError
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.conversation.byte_level import END, write_byte_level

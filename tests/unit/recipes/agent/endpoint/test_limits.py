@@ -15,7 +15,7 @@ import pytest
 
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
 from recipes.agent.endpoint import ChatEndpoint, serve, server
-from recipes.language.listening import limits
+from recipes.language import loopback_server
 from tests.mistakes import HOSTILE, garbled, mutated
 from tests.unit.recipes.agent.endpoint.asking import PARAMETERS, post, posted, raw
 from tests.unit.recipes.agent.scripted import model
@@ -108,7 +108,7 @@ async def test_a_head_that_is_none_is_answered(line: str) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_beyond_the_limit_is_refused(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(loopback_server, "LARGEST_BODY", 1000)
     async with serve(model()) as endpoint:
         reader, writer = await connect(endpoint)
         if chunked:
@@ -122,8 +122,8 @@ async def test_a_body_beyond_the_limit_is_refused(chunked: bool, monkeypatch: py
 
 
 async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(loopback_server, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(loopback_server, "HEAD_SECONDS", 0.05)
     async with serve(model()) as endpoint:
         result = await said(endpoint, head(endpoint, "Content-Length: 10") + b"{")
     assert result.startswith(b"HTTP/1.1 408")
@@ -131,7 +131,7 @@ async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1"])
 async def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(loopback_server, "HEAD_SECONDS", 0.05)
     async with serve(model()) as endpoint:
         with contextlib.suppress(ConnectionResetError):
             assert await said(endpoint, sent) == b""
@@ -139,7 +139,7 @@ async def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch
 
 @pytest.mark.security
 async def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(loopback_server, "MOST_CONNECTIONS", 2)
     async with serve(model("a", "b")) as endpoint:
         # One that has shown the token stays, whatever strangers do.
         reader, known = await connect(endpoint)
@@ -161,7 +161,7 @@ async def test_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.security
 async def test_slow_connections_keep_nobody_out() -> None:
     async with serve(model("a")) as endpoint:
-        slow = [await connect(endpoint) for _ in range(limits.MOST_CONNECTIONS + 100)]
+        slow = [await connect(endpoint) for _ in range(loopback_server.MOST_CONNECTIONS + 100)]
         # A part of a head, a head without its body, and nothing.
         for (_, first), (_, second) in zip(slow[::3], slow[1::3], strict=False):
             first.write(head(endpoint)[:40])
@@ -233,14 +233,14 @@ async def test_a_client_that_goes_away_costs_no_turn() -> None:
 
 def test_small_answers_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[int] = []
-    made = limits.TimedConnection.connection_made
+    made = loopback_server.TimedConnection.connection_made
 
-    def look(connection: limits.TimedConnection, transport: asyncio.Transport) -> None:
+    def look(connection: loopback_server.TimedConnection, transport: asyncio.Transport) -> None:
         sock = transport.get_extra_info("socket")
         options.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         made(connection, transport)
 
-    monkeypatch.setattr(limits.TimedConnection, "connection_made", look)
+    monkeypatch.setattr(loopback_server.TimedConnection, "connection_made", look)
     assert posted(model("a"), PATH, BODY)[0][0] == 200
     assert options == [1]
 

@@ -10,13 +10,12 @@ from typing import Any, cast
 import pytest
 from torch import Tensor
 
+from recipes.language.answers.answer_batch import UnfinishedGroup
 from recipes.language.answers.answer_group import AnswerGroup
-from recipes.language.answers.buffered_answers import UnfinishedGroup
+from recipes.language.answers.prompt_messages import KeepUnfinished, NewWeights, Prompt
 from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.data.problems import Problem
-from recipes.language.engines.engine import Engine, EngineStats, PauseMode
-from recipes.language.engines.foreign_answers import EngineAnswerError
-from recipes.language.prompts.prompt_messages import KeepUnfinished, NewWeights, Prompt
+from recipes.language.engines.engine import Engine, EngineAnswerError, EngineStats, PauseMode
 from recipes.language.weights.weight_transfer import WeightHeader, WeightUpdate
 from recipes.language.workers.request_tracker import Answering
 from tests.unit.recipes.language.tiny import Script, job_config, sequence

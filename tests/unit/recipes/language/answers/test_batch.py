@@ -24,8 +24,8 @@ from recipes.language.answers.answer_batch import (
     token_budget_parts,
     whole_groups,
 )
-from recipes.language.answers.exits import EXIT_OF_SCORING, Cause, Exit
-from recipes.language.workers.token_evaluation import EvaluationClient, EvaluationServer, shares
+from recipes.language.answers.sequences import EXIT_OF_SCORING, Cause, Exit
+from recipes.language.workers.training_worker import EvaluationClient, EvaluationServer, shares
 from tests.unit.recipes.language.tiny import answers, random_batch, sequence
 
 

@@ -19,11 +19,18 @@ from pyarrow import parquet
 
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data import problem_sources
-from recipes.language.data.load_problems import data_set_names, load_problems, mixed
-from recipes.language.data.problem_sources import Joined, ReasoningGym, Sums, check_file, read_file
-from recipes.language.data.problems import Problem, training_order
-from recipes.language.data.prompts import PromptEncoder
-from recipes.language.templates.chat_template import TemplateRefusalError
+from recipes.language.data.problem_sources import (
+    Joined,
+    ReasoningGym,
+    Sums,
+    check_file,
+    data_set_names,
+    load_problems,
+    mixed,
+    read_file,
+)
+from recipes.language.data.problems import Problem, PromptEncoder, training_order
+from recipes.language.text.chat_template import TemplateRefusalError
 from rlinf_core.errors import ConfigError
 
 ROW = {"prompt": "1 + 1?", "answer": "2"}

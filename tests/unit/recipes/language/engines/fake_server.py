@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.torch_engine import TorchEngine
 from tests.unit.recipes.language.engines.contract import contract_model, decode
 
 Answer = tuple[int, Any]

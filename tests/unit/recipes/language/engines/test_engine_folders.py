@@ -13,10 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from recipes.language.engines import vllm_engine
-from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.own.merged_adapter import MergedAdapter
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.engine_weights import ModelFolder, ModelWeights
 from recipes.language.engines.registry import make_engine
+from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.models.load_model import built_tokenizer
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language.engines.contract import answer_to, contract_model, greedy
@@ -80,7 +79,7 @@ def adapter() -> dict[str, torch.Tensor]:
 
 def test_merged_weights_are_those_of_our_engine(folder: Path) -> None:
     model: Any = contract_model()
-    MergedAdapter(model, 2.0).load(adapter().items())
+    ModelWeights(model, 2.0).load_adapter(adapter().items())
     result = dict(ModelFolder(folder, 2.0).merged(adapter(), torch.float32))
     expected = model.state_dict()
     assert result.keys() == expected.keys()

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from recipes.language.answers.sequences import Request, Sequence
-from recipes.language.engines.own import kv_batch
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines import kv_batch
+from recipes.language.engines.torch_engine import TorchEngine
 from tests.unit.recipes.language.engines.contract import drawn, greedy, request, run
 from tests.unit.recipes.language.models.architectures import architectures, tiny
 from tests.unit.recipes.language.tiny import VOCABULARY, tiny_model

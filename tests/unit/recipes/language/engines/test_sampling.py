@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recipes.language.answers.sequences import SamplingParams
-from recipes.language.engines.request_queue import StopTexts
+from recipes.language.engines.engine import StopTexts
 from recipes.language.engines.sampling import draw, prompt_key, stream_key, uniforms
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from recipes.language.answers.sequences import Sequence
 from recipes.language.config.rollout_config import ServerSettings
-from recipes.language.engines import http_json
+from recipes.language.engines import server_answers
 from recipes.language.engines.engine import Engine
-from recipes.language.engines.http_json import JsonServer, ServerError
+from recipes.language.engines.server_answers import JsonServer, ServerError
 from recipes.language.engines.server_engine import ServerEngine
 from rlinf_core.errors import ConfigError, RLinfError
 from tests.mistakes import mutated
@@ -369,7 +369,7 @@ def test_redirects_and_deep_answers_are_errors(server: FakeServer, engine: Engin
 def test_an_answer_takes_no_more_than_its_bytes(
     server: FakeServer, client: JsonServer, monkeypatch: pytest.MonkeyPatch, encoding: str, content: bytes, words: str
 ) -> None:
-    monkeypatch.setattr(http_json, "_MOST_BYTES", 16 << 20)
+    monkeypatch.setattr(server_answers, "_MOST_BYTES", 16 << 20)
     server.encoding, server.models = encoding, content
     with pytest.raises(ServerError, match=words):
         client.get("/v1/models")

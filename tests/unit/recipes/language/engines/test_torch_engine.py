@@ -12,7 +12,7 @@ import torch
 
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.engines.engine import ArrivingTensors, Engine
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.torch_engine import TorchEngine
 from tests.unit.recipes.language.engines import contract
 from tests.unit.recipes.language.engines.contract import (
     EngineContract,

@@ -13,15 +13,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from recipes.language.answers.exits import Score
-from recipes.language.answers.sequences import Request, Sequence
-from recipes.language.config.group_names import LanguageLayout
-from recipes.language.judging import judge as judging
-from recipes.language.judging.judge import TEMPLATES, Judge, JudgeScorer, correct, filled, score, verdict_rule
+from recipes.language.answers.prompt_messages import JudgeReply, JudgeRequest, judge_key
+from recipes.language.answers.sequences import Request, Score, Sequence
+from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
-from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key
+from recipes.language.rewards import judge as judging
+from recipes.language.rewards.judge import TEMPLATES, Judge, JudgeScorer, correct, filled, score, verdict_rule
 from recipes.language.rewards.scoring import Item
-from recipes.language.workers.judge_worker import JudgeWorker
+from recipes.language.workers.reward_worker import JudgeWorker
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
 from rlinf_core.runners.events import GENERATE_ROLLOUTS

@@ -18,9 +18,8 @@ from benchmarks.language.bench_memory_ranks import differences, forecast, measur
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
-from recipes.language.learning.answer_advantages import token_advantages
-from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
-from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings
+from recipes.language.learning.token_targets import GAP_LIMITS, TokenTargets, logprob_gap, token_advantages
 from recipes.language.learning.warm_start import right_answers
 from recipes.language.models.load_model import built_tokenizer
 from recipes.language.models.policy import LanguagePolicy

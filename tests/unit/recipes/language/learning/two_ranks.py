@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from recipes.language.answers.answer_batch import RolloutBatch
-from recipes.language.learning.answer_advantages import token_advantages
-from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets, ValueLearner
+from recipes.language.learning.learner import LanguageLearner, LearnerSettings, ValueLearner
+from recipes.language.learning.token_targets import TokenTargets, token_advantages
 from recipes.language.models.policy import LanguagePolicy, ValueModel
 from recipes.sections.actor import FsdpConfig, LoraSettings
 from recipes.training.huggingface import with_lora

@@ -11,18 +11,18 @@ import pytest
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.answer_group import AnswerGroup, GroupOutlet, Rollout
+from recipes.language.answers.prompt_messages import Prompt
 from recipes.language.data.problems import Problem
 from recipes.language.loop.answer_recovery import Calls, SuspectedPrompts
-from recipes.language.loop.arrivals import Arrivals
+from recipes.language.loop.group_accounts import Arrivals
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import Channel
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.recovery import Suspects
 from tests.unit.recipes.language.in_threads import LocalTrain
-from tests.unit.recipes.language.prompts.test_prompt_plan import made
+from tests.unit.recipes.language.loop.test_prompt_plan import made
 
 
 class Call:

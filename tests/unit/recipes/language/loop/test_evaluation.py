@@ -9,16 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.loop.answer_evaluation import (
+from recipes.language.answers.prompt_messages import GroupReport
+from recipes.language.loop.group_accounts import (
     MOST_DIFFICULTIES,
+    Arrivals,
+    Failures,
     evaluation_metrics,
     progress_text,
     shares,
+    write_samples,
 )
-from recipes.language.loop.arrivals import Arrivals, Failures, write_samples
 from recipes.language.loop.reasoning_runner import group_metrics
-from recipes.language.prompts.prompt_messages import GroupReport
-from recipes.language.using.answer_scoring import figures_by_set
+from recipes.language.trained_models import figures_by_set
 from rlinf_cli.report.content import read_samples, sampled_steps
 from rlinf_core.config.secrets import MASK
 from rlinf_core.errors import RunError

@@ -9,12 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.loop.generation import ANSWERS, REPORTS, AsyncRollouts, orders_key, wait_for
-from recipes.language.loop.order_inbox import Inbox
-from recipes.language.prompts.prompt_messages import NewWeights, Prompt, ScoredGroup
+from recipes.language.answers.prompt_messages import (
+    ANSWERS,
+    REPORTS,
+    Inbox,
+    NewWeights,
+    Prompt,
+    ScoredGroup,
+    orders_key,
+)
+from recipes.language.loop.generation import AsyncRollouts, wait_for
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import RunError
-from tests.unit.recipes.language.prompts.test_prompt_plan import answered
+from tests.unit.recipes.language.loop.test_prompt_plan import answered
 
 
 class Call:

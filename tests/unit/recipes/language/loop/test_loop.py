@@ -14,17 +14,15 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from recipes.language.advice.language_flow import ANSWER, STEP, LanguageFlow
-from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
-from recipes.language.answers.buffered_answers import load_unfinished
+from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers, load_unfinished
+from recipes.language.answers.prompt_messages import GroupReport
 from recipes.language.answers.sequences import Request, Sequence
-from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.language.engines.stand_in_engine import StandInEngine
+from recipes.language.engines.registry import StandInEngine
+from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.language_flow import ANSWER, STEP, LanguageFlow
+from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.models.load_model import make_model, make_tokenizer
-from recipes.language.models.policy import LanguagePolicy
-from recipes.language.models.stand_in_policy import StandInLanguagePolicy
-from recipes.language.prompts.prompt_messages import GroupReport
-from recipes.language.prompts.prompt_plan import PromptPlan
+from recipes.language.models.policy import LanguagePolicy, StandInLanguagePolicy
 from rlinf_core.errors import RunError
 from rlinf_core.process import pacing
 from rlinf_core.process.pacing import Pace, PacedCalls, Pacing
@@ -308,7 +306,7 @@ def test_a_step_moves_recorded_answers_and_zeros(
         raise AssertionError("a rehearsal computes nothing")
 
     monkeypatch.setattr(LanguagePolicy, "forward", computes)
-    monkeypatch.setattr("recipes.language.engines.own.torch_engine.TorchEngine", computes)
+    monkeypatch.setattr("recipes.language.engines.torch_engine.TorchEngine", computes)
     monkeypatch.setattr(pacing, "active", PacedCalls(Pacing({}, {ANSWER: ((2.0, 1), (3.0, 3))})))
     run = train(*WORDS, "runner.save_interval=-1", f"runner.max_staleness={ahead}", rollouts=2, rewards=2)
     assert run.steps == [1, 2, 3, 4]

@@ -16,11 +16,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import pytest
 import torch
 
-from recipes.language.engines.own.engine_check import check_engine
+from recipes.language.engines.torch_engine import check_engine
 from recipes.language.models.architecture import longest_exact
 from recipes.language.models.packing import PackedRows, RowLayout
-from recipes.language.models.plain_check import check_policy, plain_attention
-from recipes.language.models.policy import LanguagePolicy
+from recipes.language.models.policy import LanguagePolicy, check_policy, plain_attention
 from recipes.language.rules.architecture_rules import REFUSED, ROPES, fault_of_architecture, known_model_types
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language.models.architectures import VOCABULARY, architectures, tiny

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.language.data.problems import Problem
-from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.problems import Problem, PromptEncoder
 from recipes.language.models.load_model import (
     built_model,
     built_tokenizer,

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.language.answers.exits import Score
+from recipes.language.answers.sequences import Score
 from recipes.language.data.problem_sources import read_file
+from recipes.language.rewards.functions import Signature, detect_convention, signature_in_source
 from recipes.language.rewards.scoring import Item, Scorer, item_of
-from recipes.language.rewards.signatures import Signature, detect_convention, signature_in_source
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language import own_verdicts
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from recipes.language.answers.exits import Score
+from recipes.language.answers.sequences import Score
 from recipes.language.rewards.programs import ProgramJudge, ProgramTests, fault_of_tests, program_in
 from recipes.language.rewards.right_answers import gold_verdict
 from recipes.language.rewards.scoring import Item, Scorer

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from recipes.language.sandbox import sandbox
-from recipes.language.sandbox.memory_groups import MemoryGroups, place_of_groups
+from recipes.language.sandbox.program_limits import MemoryGroups, place_of_groups
 from rlinf_core import ConfigError
 from rlinf_core.node.process_end import own_group
 

@@ -16,7 +16,7 @@ import pytest
 
 from recipes.agent.tasks_and_tools import Python
 from recipes.agent.tools.tool import ToolError
-from recipes.language.sandbox import sandbox, sandbox_probe
+from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.sandbox import ProgramResult, SandboxLimits
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
@@ -166,7 +166,7 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> No
         Python(SandboxLimits())
     assert "`bwrap` is not installed" in str(error.value)
     assert "apt install bubblewrap" in str(error.value)
-    assert sandbox_probe.look() == {
+    assert sandbox.look() == {
         "verdict": "fault",
         "what": "this machine has no sandbox, and programs written by a model run only in one:"
         " `bwrap` is not installed",
@@ -180,7 +180,7 @@ def test_doctor_says_what_allows_forbidden_namespaces(monkeypatch: pytest.Monkey
         program.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    result = sandbox_probe.look()
+    result = sandbox.look()
     assert result["verdict"] == "fault"
     assert result["what"].endswith("No permissions to create new namespace")
     assert "sysctl user.max_user_namespaces" in result["help"]
@@ -188,7 +188,7 @@ def test_doctor_says_what_allows_forbidden_namespaces(monkeypatch: pytest.Monkey
 
 def test_doctor_is_told_of_the_program_that_makes_sandboxes() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", sandbox_probe.__name__], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-m", sandbox.__name__], capture_output=True, text=True, check=True, timeout=120
     )
     loaded = json.loads(done.stdout.splitlines()[-1])
     assert loaded["verdict"] == "ok"

@@ -13,8 +13,7 @@ import torch
 from recipes.language.loop import model_checkpoints
 from recipes.language.loop.model_checkpoints import MODEL, require_state, save_parts
 from recipes.language.models.load_model import built_model, built_tokenizer
-from recipes.language.using.answer_scoring import evaluate
-from recipes.language.using.model_exporting import export_checkpoint, model_of
+from recipes.language.trained_models import evaluate, export_checkpoint, model_of
 from recipes.language.weights.written_model import expected_logprobs
 from rlinf_core import CheckpointError, ConfigError, Job, RLinfError
 from rlinf_core.config.secrets import MASK

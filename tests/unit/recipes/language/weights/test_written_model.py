@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import recipes.language.weights.written_model as written_model
-from recipes.language.engines.own.merged_adapter import MergedAdapter
+from recipes.language.engines.engine_weights import ModelWeights
 from recipes.language.models.load_model import load_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
-from recipes.language.weights.loaded_model import answer
 from recipes.language.weights.model_export import export
-from recipes.language.weights.written_model import check_written, expected_logprobs
+from recipes.language.weights.written_model import answer, check_written, expected_logprobs
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
 from rlinf_cli.job.job_file import load_with_lint
@@ -186,7 +185,7 @@ def test_adapters_are_merged_as_engines_merge_them(tmp_path: Path, precision: st
     merged: Any = load_model(folder, dtype)
     before = merged.model.layers[0].mlp.up_proj.weight.clone()
     names = {name.removeprefix("model."): value for name, value in policy.state_dict().items() if ".lora_" in name}
-    MergedAdapter(merged, 4.0).load(names.items())
+    ModelWeights(merged, 4.0).load_adapter(names.items())
     assert all(torch.equal(again[name], value) for name, value in merged.state_dict().items())
     assert not torch.equal(again["model.layers.0.mlp.up_proj.weight"], before)
 

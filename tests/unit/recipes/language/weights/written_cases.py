@@ -21,8 +21,8 @@ import recipes.language.weights.written_model as written_model
 from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.load_model import built_tokenizer, hollow_causal
 from recipes.language.models.packing import RowLayout
-from recipes.language.weights.loaded_model import answer
 from recipes.language.weights.model_export import export_state
+from recipes.language.weights.written_model import answer
 from rlinf_core import ConfigError, load_job
 from rlinf_core.runners.storage.first_contact import FirstContact
 from tests.unit.recipes.two_processes import as_rank

@@ -10,12 +10,11 @@ from typing import Any, cast
 import pytest
 
 from recipes.language.answers.answer_group import AnswerGroup, Rollout
-from recipes.language.answers.exits import Score
-from recipes.language.config.group_names import LanguageLayout
+from recipes.language.answers.prompt_messages import PROGRESS, GroupReport, Prompt
+from recipes.language.answers.sequences import Score
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problems import Problem
-from recipes.language.loop.generation import PROGRESS
-from recipes.language.prompts.prompt_messages import GroupReport, Prompt
+from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, Scorer
 from recipes.language.workers.reward_worker import RewardWorker

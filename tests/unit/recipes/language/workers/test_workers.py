@@ -16,19 +16,17 @@ from torch.testing import assert_close
 from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.config import described_models
-from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
-from recipes.language.data.load_problems import load_problems
-from recipes.language.data.problems import training_order
-from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.problem_sources import load_problems
+from recipes.language.data.problems import PromptEncoder, training_order
 from recipes.language.engines.registry import make_engine
-from recipes.language.learning.learner import LanguageLearner, TokenTargets
-from recipes.language.loop.worker_groups import optional_components
+from recipes.language.learning.learner import LanguageLearner
+from recipes.language.learning.token_targets import TokenTargets
+from recipes.language.loop.worker_groups import LanguageLayout, optional_components
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer, stop_token_ids
 from recipes.language.weights.weight_transfer import IncomingWeights
 from recipes.language.workers.actor_worker import LanguageActor
-from recipes.language.workers.critic_worker import LanguageCritic
-from recipes.language.workers.reference_worker import LanguageReference, LanguageTeacher
+from recipes.language.workers.evaluation_workers import LanguageCritic, LanguageReference, LanguageTeacher
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.training.weights.shard_files import ShardReader
 from recipes.training.weights.training_state import TrainingState
@@ -335,7 +333,7 @@ def test_groups_leave_their_accelerators_between_phases(monkeypatch: pytest.Monk
     plain, made = job(*inputs), job(*inputs, *offload)
     plain.step(1, half_right)
     rested: list[str] = []
-    module = "recipes.language.workers.reference_worker"
+    module = "recipes.language.workers.evaluation_workers"
     monkeypatch.setattr(TrainingState, "offload", lambda self: rested.append(self._component))
     monkeypatch.setattr(f"{module}.release_memory", lambda _: rested.append("reference"))
     made.step(1, half_right)

@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from recipes.language.listening import limits
-from recipes.language.listening.limits import MOST_CONNECTIONS
-from recipes.language.listening.listener import listening
-from recipes.language.listening.request_error import RequestError
+from recipes.language import loopback_server
+from recipes.language.loopback_server import MOST_CONNECTIONS, RequestError, listening
 from recipes.serve.service import ledger as ledgers
 from recipes.serve.service import sampling, service_state, training
 from recipes.serve.service.requests_and_results import SAMPLE_RESULT
@@ -239,7 +237,7 @@ async def test_answer_that_is_not_read_closes_its_connection(monkeypatch: pytest
             assert len((await http.get("/")).content) == 32 << 20
         ended.clear()
         for name in ("BODY_SECONDS", "HEAD_SECONDS"):
-            monkeypatch.setattr(limits, name, 0.2)
+            monkeypatch.setattr(loopback_server, name, 0.2)
         # It reads no more than the buffers of both sides hold.
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
         writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
@@ -368,7 +366,7 @@ async def test_idle_connections_keep_nobody_out(start: Start) -> None:
 
 @pytest.mark.security
 async def test_connections_of_a_tenant_keep_no_other_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(loopback_server, "MOST_CONNECTIONS", 4)
 
     async with start() as service, listening(service.application) as port:
         url = f"http://127.0.0.1:{port}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.torch_engine import TorchEngine
 from recipes.serve.service import routes, training
 from recipes.serve.service.requests_and_results import SAMPLE_RESULT
 from recipes.serve.snapshot_engines import TorchSnapshots

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.language.models.plain_check import plain_attention
+from recipes.language.models.policy import plain_attention
 from recipes.serve.service import routes
 from recipes.serve.service.requests_and_results import SAMPLE_RESULT
 from tests.unit.recipes.serve.conftest import Start

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from recipes.language.listening.request_error import RequestError
+from recipes.language.loopback_server import RequestError
 from recipes.serve.service import ledger as module
 from recipes.serve.service.ledger import (
     Ledger,

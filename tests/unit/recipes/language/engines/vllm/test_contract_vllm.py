@@ -21,9 +21,9 @@ import torch
 
 from recipes.language.config.rollout_config import ServerSettings
 from recipes.language.engines.engine import Engine
-from recipes.language.engines.http_json import JsonServer, ServerError
-from recipes.language.engines.own.torch_engine import TorchEngine
+from recipes.language.engines.server_answers import JsonServer, ServerError
 from recipes.language.engines.server_engine import ServerEngine
+from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.models.load_model import built_tokenizer
 from tests.unit.recipes.language.engines.contract import (
     END,

@@ -1,1 +1,0 @@
-"""Simulations of the language recipes in virtual time, for advice on placement."""

@@ -1,1 +1,0 @@
-"""The built-in engine: batched decoding with a KV cache."""

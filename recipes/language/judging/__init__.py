@@ -1,1 +1,0 @@
-"""Scoring of answers by a judge model in separate workers, and the choice of a job's scorer."""

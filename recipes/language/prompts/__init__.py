@@ -1,1 +1,0 @@
-"""Prompts: their plan, the curriculum, and messages to workers."""

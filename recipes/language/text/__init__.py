@@ -1,0 +1,1 @@
+"""Texts of conversations: messages, chat templates, and tokens."""

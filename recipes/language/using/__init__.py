@@ -1,1 +1,0 @@
-"""Uses of trained language models: export and evaluation of checkpoints and of model folders."""
