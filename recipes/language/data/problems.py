@@ -69,17 +69,19 @@ def _order(size: int, seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def training_order(size: int, start: int, count: int, *, seed: int, shuffle: bool) -> list[int]:
-    """Return the numbers of `count` training problems, from position `start` on.
+def problem_number(size: int, position: int, *, seed: int, shuffle: bool) -> int:
+    """Return the number of the training problem at a position of the endless order of `size` problems.
 
-    Every epoch uses each problem once, in an order that depends only on seed and epoch: a resumed run needs only
-    `start`.
+    Every epoch uses each problem once, in an order that depends only on seed and epoch: a resumed run needs only the
+    position.
     """
-    taken: list[int] = []
-    for position in range(start, start + count):
-        epoch, index = divmod(position, size)
-        taken.append(_order(size, seed, epoch)[index] if shuffle else index)
-    return taken
+    epoch, index = divmod(position, size)
+    return _order(size, seed, epoch)[index] if shuffle else index
+
+
+def training_order(size: int, start: int, count: int, *, seed: int, shuffle: bool) -> list[int]:
+    """Return the numbers of `count` training problems, from position `start` on."""
+    return [problem_number(size, position, seed=seed, shuffle=shuffle) for position in range(start, start + count)]
 
 
 class PromptEncoder:

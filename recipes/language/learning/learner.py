@@ -228,13 +228,7 @@ class LanguageLearner(AnswerLearner):
 
     def evaluate(self, batch: RolloutBatch) -> Tensor:
         """Return the log-probabilities of answer tokens, float32 [A], on the CPU. Collective: all ranks call it."""
-        temperature = self._settings.temperature
-
-        def logprobs(rows: PackedRows) -> Tensor:
-            evaluation: AnswerEval = self._strategy.module(rows, temperature)
-            return evaluation.logprobs
-
-        return self._micro.evaluate(batch, logprobs)
+        return self._micro.logprobs(batch, self._strategy.module, self._settings.temperature)
 
     def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
         """See `AnswerLearner`. Without KL or entropy terms, answers with zero advantages have no gradient, such as
@@ -367,6 +361,10 @@ class MicroBatches:
         """Return answers in packed rows; without answers, a dummy token that keeps ranks in step."""
         chosen = batch.select(torch.tensor(rows)) if rows else STAND_IN
         return pack(chosen, masks=self._masks, device=self._device)
+
+    def logprobs(self, batch: RolloutBatch, policy: Callable[..., AnswerEval], temperature: float) -> Tensor:
+        """Return a policy's log-probability of each answer token; see `evaluate`."""
+        return self.evaluate(batch, lambda rows: policy(rows, temperature).logprobs)
 
     @torch.no_grad()
     def evaluate(self, batch: RolloutBatch, compute: Callable[[PackedRows], Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from recipes.language.answers.prompt_messages import GenerationReport, Prompt, ScoredGroup
-from recipes.language.data.problems import training_order
+from recipes.language.data.problems import problem_number
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.worker_groups import AnsweringGroup, GenerationGroup
 from rlinf_core import Channel, Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
@@ -320,11 +320,9 @@ class SuspectedPrompts:
 
     def problem_of(self, prompt: Prompt) -> int:
         """Return the number of a prompt's problem in its set."""
-        index = prompt.position
-        if prompt.trains and self.problems:
-            data = self._data
-            (index,) = training_order(self.problems, index, 1, seed=data.seed, shuffle=data.reshuffles)
-        return index
+        if not (prompt.trains and self.problems):
+            return prompt.position
+        return problem_number(self.problems, prompt.position, seed=self._data.seed, shuffle=self._data.reshuffles)
 
     def _name(self, prompt: Prompt) -> str:
         number = self.problem_of(prompt)

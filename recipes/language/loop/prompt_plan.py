@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.answers.prompt_messages import GroupReport, Prompt
 from recipes.language.config.problem_config import LanguageDataConfig
-from recipes.language.data.problems import training_order
+from recipes.language.data.problems import problem_number
 from rlinf_core.runners.events import ItemFate, ItemFates, item_fates
 from rlinf_core.statistics import mean
 
@@ -58,7 +58,7 @@ class Curriculum:
     def next_position(self, start: int) -> int:
         """Return the first position from `start` on whose problem is to be asked."""
         for position in range(start, start + self._problems):
-            (problem,) = training_order(self._problems, position, 1, seed=self._seed, shuffle=self._shuffle)
+            problem = problem_number(self._problems, position, seed=self._seed, shuffle=self._shuffle)
             measured = self._measured.get(problem)
             low, high = self._bounds
             if measured is None or low <= measured.rate <= high or measured.passed_over >= self._rests:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from recipes.language.config.described_models import (
     critic_model,
@@ -20,8 +19,7 @@ from recipes.language.learning.learner import LearnerSettings, MicroBatches, Val
 from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.models.load_model import make_tokenizer
-from recipes.language.models.packing import PackedRows
-from recipes.language.models.policy import METHODS, AnswerEval, ValueModel
+from recipes.language.models.policy import METHODS, ValueModel
 from recipes.language.rules.model_rules import vocabulary_difference
 from recipes.language.workers.training_worker import EvaluationServer, TrainingWorker
 from recipes.training.huggingface import load_tokenizer
@@ -174,15 +172,10 @@ class LanguageReference(ComparingWorker):
 
     def evaluate(self, step: int) -> None:
         """Send the actors the log-probabilities of their batches' answer tokens."""
-        temperature = self._config.rollout.sampling_params.temperature
-
-        def logprobs(rows: PackedRows) -> Tensor:
-            evaluation: AnswerEval = self._strategy.module(rows, temperature)
-            return evaluation.logprobs
-
         batch = self._exchange.recv()
         self._policy.to(self.torch_device)
-        self._exchange.send_tokens(self._micro.evaluate(batch, logprobs))
+        temperature = self._config.rollout.sampling_params.temperature
+        self._exchange.send_tokens(self._micro.logprobs(batch, self._strategy.module, temperature))
         self._offload()
 
 

@@ -15,7 +15,7 @@ from recipes.language.answers.answer_group import AnswerGroup, Rollout
 from recipes.language.answers.prompt_messages import Inbox, KeepUnfinished, NewWeights, Prompt
 from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence, sampling_params, undrawn
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.data.problems import Problem, ProblemSet, PromptEncoder, prompt_tokens, training_order
+from recipes.language.data.problems import Problem, ProblemSet, PromptEncoder, problem_number, prompt_tokens
 from recipes.language.engines.engine import Engine, EngineAnswerError
 from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
 from rlinf_core.worker.timer import timer
@@ -266,7 +266,7 @@ class Answering:
     def _submit(self, prompt: Prompt) -> None:
         data, problems, index = self._config.data, self._problems[prompt.trains], prompt.position
         if prompt.trains:
-            (index,) = training_order(len(problems), index, 1, seed=data.seed, shuffle=data.reshuffles)
+            index = problem_number(len(problems), index, seed=data.seed, shuffle=data.reshuffles)
         problem = problems[index]
         new = self._config.rollout.sampling_params.max_new_tokens
         tokens, why = prompt_tokens(self._encoder, problem, new, self._engine.longest)
