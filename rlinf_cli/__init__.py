@@ -1,12 +1,12 @@
 """The `rlinf` command."""
 
-from rlinf_core.config.validating import foreign_names
+from rlinf_core.config import names
 
 
-def _names_of_related_projects() -> foreign_names.ForeignNames:
+def _names_of_related_projects() -> names.ForeignNames:
     from rlinf_cli.importing import foreign_names as names
 
     return names
 
 
-foreign_names.use(_names_of_related_projects)
+names.use(_names_of_related_projects)

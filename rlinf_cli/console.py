@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 from rlinf_core.errors import RLinfError
-from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.known_secrets import hidden
-from rlinf_core.suggest import clipped
+from rlinf_core.suggest import clipped, escaped
 
 _COLOUR: Final = (
     r"(?:0|[1-4]|7|2[1-47-9]|3[0-79]|4[0-79]|9[0-7]|10[0-7]|[34]8;5;\d{1,3}|[34]8;2;\d{1,3};\d{1,3};\d{1,3})"

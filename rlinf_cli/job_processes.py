@@ -18,9 +18,9 @@ from rlinf_cli.command import Result
 from rlinf_cli.interrupts import ExitCode
 from rlinf_cli.runs.active import Inspector, find_job, job_of
 from rlinf_cli.runs.run_lookup import active_run, all_runs, run_at, run_of_words
-from rlinf_core.cluster.driver_folder import JobRecord
+from rlinf_core.cluster.engine import JobRecord
 from rlinf_core.errors import ConfigError, RunError
-from rlinf_core.node.process_identity import Presence, look
+from rlinf_core.node.process_life import Presence, look
 from rlinf_core.node.stacks import ProcessStacks, install_spy, py_spy
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.supervision.job_view import (

@@ -16,7 +16,7 @@ from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.runs.documents import PLACEMENT, recorded_places
 from rlinf_cli.runs.run_lookup import find_run_folder
 from rlinf_core.collective import memory_budget
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import Bytes, FileModel, Rank, read_model
 from rlinf_core.job.recipe import DEVICE_PARTS, ProcessForecast

@@ -7,7 +7,7 @@ ray or torch.
 from __future__ import annotations
 
 from rlinf_core.process.import_path import pin_own_packages
-from rlinf_core.process.public_names import public_names
+from rlinf_core.registry import public_names
 
 # Names that programs import from RLinf's scheduler, with what replaces each here.
 _OF_RLINF = {
@@ -25,7 +25,7 @@ _HIDDEN = {
     "rlinf_core.algorithms.options": "checked_options",
     "rlinf_core.channel.queue_state": "KeyStatistics",
     "rlinf_core.config.diagnostics": "Severity",
-    "rlinf_core.config.machines.cluster": "ClusterConfig",
+    "rlinf_core.config.sections.cluster": "ClusterConfig",
     "rlinf_core.config.sections.values": "FilePath NonNegativeFloat NonNegativeInt OptionalPath PositiveFloat"
     " StepsOrNever",
     "rlinf_core.errors": "AuthenticationError CancelledOperationError ChannelError EnvironmentVariableError"
@@ -40,8 +40,8 @@ _HIDDEN = {
     "rlinf_core.runners.storage.run_folder": "RunFolder",
     "rlinf_core.scalars": "Bool Float Int Text",
     "rlinf_core.topology": "ClusterTopology NodeGroupInfo NodeInfo",
-    "rlinf_core.worker.group.worker_group": "launch_together",
-    "rlinf_core.worker.worker_reference": "WorkerReference",
+    "rlinf_core.worker.worker_group": "launch_together",
+    "rlinf_core.worker.worker": "WorkerReference",
 }
 _RENAMED = {
     "NoEffect": "IgnoredKeys",

@@ -21,9 +21,9 @@ from rlinf_core.channel.operation import ChannelEmpty as ChannelEmpty
 from rlinf_core.channel.operation import ChannelFull as ChannelFull
 from rlinf_core.cluster.cluster import Cluster as Cluster
 from rlinf_core.collective.work import Work as Work
-from rlinf_core.config.machines.cluster import JobConfig as JobConfig
 from rlinf_core.config.model import ConfigModel as ConfigModel
 from rlinf_core.config.model import IgnoredKeys as IgnoredKeys
+from rlinf_core.config.sections.cluster import JobConfig as JobConfig
 from rlinf_core.config.sections.runner import RunnerConfig as RunnerConfig
 from rlinf_core.config.sections.values import Count as Count
 from rlinf_core.config.sections.values import Fraction as Fraction
@@ -40,9 +40,9 @@ from rlinf_core.errors import RLinfError as RLinfError
 from rlinf_core.errors import WorkerDiedError as WorkerDiedError
 from rlinf_core.failures import WorkerGroupError as WorkerGroupError
 from rlinf_core.hardware.accelerators import register_accelerator as register_accelerator
-from rlinf_core.hardware.robots.plugin_driven import GenericRobot as GenericRobot
-from rlinf_core.hardware.robots.unit import RobotUnit as RobotUnit
-from rlinf_core.hardware.robots.unit import register_hardware as register_hardware
+from rlinf_core.hardware.robots import GenericRobot as GenericRobot
+from rlinf_core.hardware.robots import RobotUnit as RobotUnit
+from rlinf_core.hardware.robots import register_hardware as register_hardware
 from rlinf_core.job.load import load_job as load_job
 from rlinf_core.job.recipe import Job as Job
 from rlinf_core.job.recipe import Recipe as Recipe
@@ -68,8 +68,8 @@ from rlinf_core.runners.run_program import runner_program as runner_program
 from rlinf_core.runners.runner import Runner as Runner
 from rlinf_core.runners.runner import mean_over_ranks as mean_over_ranks
 from rlinf_core.version import __version__ as __version__
-from rlinf_core.worker.group.handle import WorkerGroupHandle as WorkerGroupHandle
-from rlinf_core.worker.group.worker_group import WorkerGroup as WorkerGroup
+from rlinf_core.worker.handle import WorkerGroupHandle as WorkerGroupHandle
 from rlinf_core.worker.worker import Worker as Worker
+from rlinf_core.worker.worker_group import WorkerGroup as WorkerGroup
 
 __all__: list[str]

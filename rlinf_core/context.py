@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware.robots import RobotUnit
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.process.pacing import Pacing
 
@@ -23,7 +23,7 @@ class Session:
         folder: the driver's private folder on its machine, for sockets, or None.
         log_folder: folder for each worker's log on its node, or None for Ray's log files only.
         log_names: a group's folder in `log_folder`, by group name; by default the group's name.
-        trace: whether workers record spans (see `rlinf_core.process.tracing`).
+        trace: whether workers record spans (see `rlinf_core.process.activity`).
         pacing: the durations that a rehearsal gives to calls in place of their work, or None.
         secrets: values that workers mask in what they print and log.
         import_path: the folders that driver and workers import from before installed packages.

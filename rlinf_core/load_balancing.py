@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from rlinf_core.channel.arguments import Key, checked_weight
 from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.operation import Key, checked_weight
 from rlinf_core.channel.wire import DEFAULT_KEY
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed

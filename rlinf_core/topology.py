@@ -15,12 +15,12 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from rlinf_core.config.machines.assumptions import accelerator_claims
-from rlinf_core.config.machines.cluster import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks, merge_ranges
+from rlinf_core.config.sections.cluster import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroup
+from rlinf_core.config.sections.hardware_rules import accelerator_claims
 from rlinf_core.errors import PlacementError
 from rlinf_core.hardware.accelerators import accelerator_of_model
-from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, RobotUnit
+from rlinf_core.hardware.robots import UNKNOWN_TYPE, RobotUnit
 from rlinf_core.suggest import did_you_mean, quoted
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from benchmarks.table import Result, run_parts
 from recipes.embodied.advice.embodied_flow import HOP, POLICY, STEP, UPDATE, VALUES, flow_of
-from rlinf_core.advice.arrangements import DeviceGroup, candidates, search
-from rlinf_core.advice.durations import Duration, Durations
+from rlinf_core.job.arrangements import DeviceGroup, candidates, search
+from rlinf_core.job.flow import Duration, Durations
 from rlinf_core.job.load import load_job
 from rlinf_core.worker.timer import forget_calls, recording, timer
 

@@ -35,7 +35,7 @@ from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
 
 SHORTEST, LONGEST, SHAPE = 0.02, 0.5, 1.2
 FIRST, LAST = 5, 10

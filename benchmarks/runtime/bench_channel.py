@@ -26,8 +26,8 @@ from benchmarks import against
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.placement.strategies import NodePlacementStrategy
-from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 
 MB = 1 << 20
 BATCH = 32

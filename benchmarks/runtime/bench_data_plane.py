@@ -26,9 +26,9 @@ from typing import Any
 from benchmarks import against
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.handshake import ClusterSecret
 
 MB = 1 << 20
 HERE = WorkerAddress("bench", 0)

@@ -13,7 +13,7 @@ import gc
 import sys
 import time
 
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.topology import ClusterTopology
 

@@ -35,7 +35,7 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.run_program import run_job
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
 
 GOAL_PERCENT: Final = 1.0
 # As in `recorder_workers`, which imports torch.

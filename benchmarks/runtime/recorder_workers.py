@@ -16,7 +16,7 @@ from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core import Worker
-from rlinf_core.process.inflight_ops import InflightOps
+from rlinf_core.process.activity import InflightOps
 
 # A file in the folder of runs, whose first byte says whether the recorder is on.
 FLAG: Final = "flag"

@@ -33,8 +33,8 @@ from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import Dead
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.group.handle import wait_together
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.worker import WorkerReference
 
 LOGGER = logging.getLogger("rlinf")
 

@@ -11,7 +11,7 @@ from recipes.demonstrations.demonstrations import Demonstrations, joined
 from recipes.demonstrations.hdf5 import read_hdf5
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS
-from rlinf_core.config.sections.hub_names import ensure_here
+from rlinf_core.config.sections.values import ensure_here
 from rlinf_core.suggest import short_repr
 
 

@@ -15,8 +15,8 @@ from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.group.worker_group import launch_together
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
+from rlinf_core.worker.worker_group import launch_together
 
 # Named rather than imported, since only workers need torch.
 ACTOR = WorkerReference[EmbodiedActor](

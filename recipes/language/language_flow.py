@@ -10,9 +10,8 @@ from typing import Any, Final
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS, LanguageConfig
 from recipes.language.virtual_answers import AnswerJob, measured, simulate
 from rlinf_core import RLinfError
-from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, Flow, Simulated
-from rlinf_core.advice.durations import CallRow, Duration, Durations
-from rlinf_core.advice.job_flow import TRIAL, Recorded, Sizes, halves
+from rlinf_core.job.arrangements import Arrangement, DeviceGroup, DeviceSpan, Flow, Simulated
+from rlinf_core.job.flow import TRIAL, CallRow, Duration, Durations, Recorded, Sizes, halves
 
 ROLLOUT, ACTOR, REWARD, DRIVER = "rollout", "actor", "reward", "driver"
 STEP, UPDATE, SCORE, ANSWER = "engine/step", "training/update", "reward/score", "answer"

@@ -47,7 +47,7 @@ from recipes.training.huggingface import with_lora
 from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.training_state import load_weights
 from rlinf_core import CheckpointError, ConfigError, Job, RLinfError
-from rlinf_core.cluster.claiming import claim_here
+from rlinf_core.cluster.driver_job import claim_here
 from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions

@@ -6,9 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from rlinf_core.advice.arrangements import Device, Simulated
-from rlinf_core.advice.durations import Duration
-from rlinf_core.advice.job_flow import Process, Receive, Use, VirtualTime
+from rlinf_core.job.arrangements import Device, Simulated
+from rlinf_core.job.flow import Duration, Process, Receive, Use, VirtualTime
 
 # The number of steps before the steady state, and of measured steps.
 _WARM_UP, _MEASURED = 2, 32

@@ -12,7 +12,7 @@ from rlinf_core import Cluster, Job, run_job
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
 
 # Named, not imported, as only workers need torch.
 ROLLOUT = WorkerReference[GenerationGroup](

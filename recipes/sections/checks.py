@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from recipes.sections.model_folders import CONVERT, is_earlier
 from rlinf_core import ConfigError, JobConfig, Report, RLinfError, RunnerConfig
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LOGGER_MODULES, METRICS_PORT_MODULES, RESUME_NEWEST, RunSettings
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Fact

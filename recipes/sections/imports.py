@@ -11,9 +11,9 @@ from typing import Final, Literal
 from recipes.sections.checks import Report
 from rlinf_core import JobConfig
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.machines.cluster import CLUSTER_LABEL
+from rlinf_core.config.sections.cluster import CLUSTER_LABEL
 from rlinf_core.config.tree import Path
-from rlinf_core.placement.environment import process_environment
+from rlinf_core.node.environment import process_environment
 from rlinf_core.process.import_path import locate, syntax_tree
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 

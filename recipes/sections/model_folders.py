@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core import ConfigError
-from rlinf_core.config.sections.hub_names import ensure_here
+from rlinf_core.config.sections.values import ensure_here
 from rlinf_core.foreign.files import BadFileError, open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_object
 from rlinf_core.suggest import excerpt

@@ -32,8 +32,7 @@ from pydantic_core.core_schema import no_info_after_validator_function
 
 from rlinf_core import ConfigModel, IgnoredKeys
 from rlinf_core.config.model import Finding, several
-from rlinf_core.config.sections.hub_names import HubPath
-from rlinf_core.config.sections.values import DataPath, PositiveFloat
+from rlinf_core.config.sections.values import DataPath, HubPath, PositiveFloat
 from rlinf_core.scalars import problem
 from rlinf_core.suggest import did_you_mean, quoted
 

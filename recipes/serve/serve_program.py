@@ -14,8 +14,8 @@ from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import JobLoop
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.group.worker_group import launch_together
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
+from rlinf_core.worker.worker_group import launch_together
 
 # Named, not imported, as only workers need torch.
 ACTOR = WorkerReference[AdapterTraining]("recipes.serve.adapter_actor:AdapterActor", AdapterTraining, "actor")

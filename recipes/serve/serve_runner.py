@@ -24,7 +24,7 @@ from recipes.training.worker_parts import comparisons_of
 from rlinf_core import WorkerGroup
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 
 LOGGER: Final = logging.getLogger("rlinf")
 # Seconds between checks for sessions without a client and for expired weights.

@@ -55,8 +55,8 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.group.handle import wait_together
-from rlinf_core.worker.group.worker_group import launch_together
+from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.worker_group import launch_together
 
 
 class SftActor(PolicyActor[SftConfig]):

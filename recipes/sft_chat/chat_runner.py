@@ -17,8 +17,8 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import NEVER
 from rlinf_core.runners.storage.first_contact import note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.group.worker_group import launch_together
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
+from rlinf_core.worker.worker_group import launch_together
 
 
 class ChatRunner(Runner):

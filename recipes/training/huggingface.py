@@ -29,7 +29,7 @@ from recipes.sections.model_folders import SETTINGS, fault_of_adapter, read_obje
 from recipes.training.tied_weights import names_of_one_tensor, require_finite, settle_ties
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
-from rlinf_core.config.sections.hub_names import ensure_here, stay_offline
+from rlinf_core.config.sections.values import ensure_here, stay_offline
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.process.requirements import install_command, require_version
 from rlinf_core.suggest import excerpt

@@ -25,7 +25,7 @@ from recipes.training.typed_tensors import DTYPES, is_shard
 from recipes.training.weight_sources import WeightSource, fill_weights
 from recipes.training.without_memory import move_what_has_memory
 from rlinf_core import CommunicationTimeoutError, env_vars
-from rlinf_core.cluster.driver_folder import base_folder
+from rlinf_core.cluster.engine import base_folder
 from rlinf_core.supervision.client import ManagerClient, current_client
 
 # How many squares float32 adds up within 3e-7.

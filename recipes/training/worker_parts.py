@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from rlinf_core import Worker
 from rlinf_core.runners.storage.first_contact import ContactCheck, FirstContact
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 
 
 class ComparingWorker(Worker):

@@ -12,7 +12,9 @@ from rlinf_cli.advice.recorded_runs import RecordedRun, fitted, flow_of
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_cli.job.job_layout import JobLayout
 from rlinf_cli.memory import HasPlace, node_memory, node_needs
-from rlinf_core.advice.arrangements import (
+from rlinf_core.config.diagnostics import Diagnostic
+from rlinf_core.errors import RLinfError
+from rlinf_core.job.arrangements import (
     Arrangement,
     DeviceGroup,
     DeviceSpan,
@@ -21,10 +23,7 @@ from rlinf_core.advice.arrangements import (
     candidates,
     search,
 )
-from rlinf_core.advice.durations import Durations
-from rlinf_core.advice.job_flow import JobFlow
-from rlinf_core.config.diagnostics import Diagnostic
-from rlinf_core.errors import RLinfError
+from rlinf_core.job.flow import Durations, JobFlow
 from rlinf_core.job.recipe import ProcessForecast
 
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, PlacementError
 from rlinf_core.hardware.accelerators import accelerator_names
+from rlinf_core.job.arrangements import Arrangement, DeviceGroup, DeviceSpan
 from rlinf_core.node.device_claims import HolderInfo, listing
+from rlinf_core.node.environment import process_environment
 from rlinf_core.node.holder_words import device_label, device_words, job_words, progress_words
-from rlinf_core.placement.environment import process_environment
 from rlinf_core.topology import CLUSTER_LABEL, NODES, ClusterTopology
 
 if TYPE_CHECKING:

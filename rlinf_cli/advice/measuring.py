@@ -24,13 +24,12 @@ from rlinf_cli.run.sweep import LOGS, RunQueue
 from rlinf_cli.run.sweep_plan import Point, PointState, SweepPlan, overrides_of
 from rlinf_cli.runs.run_lookup import config_of
 from rlinf_core import env_vars
-from rlinf_core.advice.arrangements import DeviceSpan
-from rlinf_core.advice.durations import CallRow, Durations
-from rlinf_core.advice.job_flow import JobFlow
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.machines.cluster import RESERVED_LABELS
+from rlinf_core.config.sections.cluster import RESERVED_LABELS
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import write_fault
+from rlinf_core.job.arrangements import DeviceSpan
+from rlinf_core.job.flow import CallRow, Durations, JobFlow
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_folder import unused_path
 from rlinf_core.runners.storage.run_status import RunStatus

@@ -17,15 +17,13 @@ from pydantic import Field
 from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
 from rlinf_cli.command import Result
 from rlinf_cli.console import shown
-from rlinf_core.advice.arrangements import Arrangement
-from rlinf_core.advice.durations import CallRow, Durations, steady_or_spread
-from rlinf_core.advice.job_flow import TRIAL, JobFlow
 from rlinf_core.errors import ConfigError, RLinfError, RunError
 from rlinf_core.foreign.files import FileModel, Name, read_model
+from rlinf_core.job.arrangements import Arrangement
+from rlinf_core.job.flow import TRIAL, CallRow, Durations, JobFlow, steady_or_spread
 from rlinf_core.process import pacing
 from rlinf_core.process.pacing import Pace, Pacing
-from rlinf_core.runners.metrics import read_metrics
-from rlinf_core.runners.storage.profile import CallsOfSize, RunProfile, read_profile
+from rlinf_core.runners.metrics import CallsOfSize, RunProfile, read_metrics, read_profile
 from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:

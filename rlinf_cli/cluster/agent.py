@@ -35,7 +35,7 @@ QUESTIONS: Final = "rlinf_cli.cluster.node.questions"
 PARTS: Final = (
     "rlinf_core.foreign.strangers",
     "rlinf_core.process.proc",
-    "rlinf_core.process.abstract_sockets",
+    "rlinf_core.process.proc",
     "rlinf_core.node.node_env",
     "rlinf_core.node.node_facts",
     "rlinf_core.node.device_claims",

@@ -15,7 +15,7 @@ from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.transport import Transport
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.foreign.strict_json import load_json_object
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware.robots import RobotUnit
 from rlinf_core.topology import NodeInfo
 
 MIB: Final = 1 << 20

@@ -18,7 +18,7 @@ from rlinf_cli.cluster.agent import AgentReply, ask
 from rlinf_cli.cluster.checks import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.transport import CommandOutcome, Transport
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial
 from rlinf_core.node.cluster_records import ClusterRecord

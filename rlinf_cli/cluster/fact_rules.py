@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from rlinf_cli.cluster.checks import FAULT, GIB, MIB, OK, WARNING, Finding, ProbedNode, Said, size
 from rlinf_core.errors import ConfigError
 from rlinf_core.node.cluster_records import ClusterRecord
-from rlinf_core.placement.environment import forwarded_values
+from rlinf_core.node.environment import forwarded_values
 
 _OLDEST: Final = (3, 11)
 # Below the first, Ray fails with obscure errors; below the second, logs and checkpoints soon fail.

@@ -11,16 +11,16 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.job.picture import hosts_by_rank
 from rlinf_core import env_vars
-from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
-from rlinf_core.config.machines.cluster_values import expand_hosts
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.source import NotationError
+from rlinf_core.config.sections.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
+from rlinf_core.config.sections.cluster_values import expand_hosts
+from rlinf_core.config.tree import NotationError
 from rlinf_core.errors import ClusterError, ConfigError
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware.robots import RobotUnit
 from rlinf_core.node import cluster_records
 from rlinf_core.node.attach import RANK_LABEL, NodePorts
 from rlinf_core.node.cluster_records import ClusterRecord
-from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
+from rlinf_core.node.environment import PATH_LISTS, process_environment, ray_interpreter
 
 GROUP_LABEL: Final = "rlinf.io/group"
 # A valid value of a Ray label.

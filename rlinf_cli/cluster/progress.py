@@ -16,7 +16,7 @@ from rlinf_cli import console
 from rlinf_cli.cluster.agent import AgentReply
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.console import unguarded_stream
-from rlinf_core.foreign.terminal_text import replaced
+from rlinf_core.suggest import replaced
 
 T = TypeVar("T")
 # Beyond this many nodes, the table lists failed and late nodes, and counts the others.

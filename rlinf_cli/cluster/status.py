@@ -163,8 +163,7 @@ def _with_holders(node: NodeStatus, said: Mapping[str, Any]) -> NodeStatus:
 
 def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
     """Return the other connected drivers; None if the head does not answer."""
-    from rlinf_core.cluster.ray_api import ray_api
-    from rlinf_core.cluster.ray_private import gcs_client
+    from rlinf_core.cluster.ray_api import gcs_client, ray_api
 
     ray: Any = ray_api()
     try:

@@ -35,7 +35,7 @@ from rlinf_core.errors import ClusterError, PlacementError
 from rlinf_core.suggest import near
 
 if TYPE_CHECKING:
-    from rlinf_core.config.machines.cluster import ClusterConfig
+    from rlinf_core.config.sections.cluster import ClusterConfig
     from rlinf_core.job.load import Probe
     from rlinf_core.topology import NodeInfo
 

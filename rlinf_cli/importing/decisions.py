@@ -20,8 +20,17 @@ from rlinf_cli.importing.sources import HydraFile
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
+from rlinf_core.config.tree import (
+    Entry,
+    MappingNode,
+    Node,
+    Path,
+    ScalarNode,
+    SequenceNode,
+    SourceText,
+    Span,
+    format_path,
+)
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
 
 _BEHIND: Final = re.compile(r"[\s,]+(#.*)$")

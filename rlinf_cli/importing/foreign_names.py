@@ -15,9 +15,8 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, find, format_path, to_data
-from rlinf_core.config.validating.foreign_names import Renamed, SectionNames
+from rlinf_core.config.names import Renamed, SectionNames
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SourceText, find, format_path, to_data
 from rlinf_core.config.validating.model_fields import (
     alternatives,
     fields_at,

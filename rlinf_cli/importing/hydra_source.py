@@ -26,8 +26,18 @@ from omegaconf._utils import get_yaml_loader
 
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, resolve_plain, scalars, to_data
+from rlinf_core.config.tree import (
+    Entry,
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    SourceText,
+    Span,
+    resolve_plain,
+    scalars,
+    to_data,
+)
 from rlinf_core.suggest import did_you_mean
 
 _NOWHERE: Final = Span(SourceText("", ""), 0, 0)

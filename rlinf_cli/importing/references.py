@@ -16,8 +16,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_cli.importing.hydra_source import changed, marked, plain, scalar_of
 from rlinf_core.config.composing.references import parse_path, to_path
-from rlinf_core.config.source import NotationError
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, children, find, format_path, resolve_plain
+from rlinf_core.config.tree import (
+    MappingNode,
+    Node,
+    NotationError,
+    Path,
+    ScalarNode,
+    children,
+    find,
+    format_path,
+    resolve_plain,
+)
 from rlinf_core.suggest import excerpt
 
 # Limits on the characters of references read in one file and for one value, and on the links of a chain.

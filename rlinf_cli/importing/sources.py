@@ -28,8 +28,7 @@ from rlinf_cli.importing.hydra_source import (
 from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE, JOB_SECTIONS
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import load_source, read
-from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
-from rlinf_core.config.tree import MappingNode, ScalarNode, SequenceNode, find
+from rlinf_core.config.tree import OVERRIDES_NAME, MappingNode, ScalarNode, SequenceNode, SourceText, Span, find
 from rlinf_core.errors import ConfigError
 
 _VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}]*?)\s*)?\}")

@@ -18,9 +18,9 @@ from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from rlinf_core.config.composing.references import parse_path
 from rlinf_core.config.model import Variant
+from rlinf_core.config.names import names_at
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
-from rlinf_core.config.source import NotationError
-from rlinf_core.config.validating.foreign_names import names_at
+from rlinf_core.config.tree import NotationError
 from rlinf_core.config.validating.model_fields import (
     ITEM,
     alternatives,
@@ -35,7 +35,7 @@ from rlinf_core.config.validating.model_fields import (
     variants_of,
 )
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types
+from rlinf_core.hardware.robots import RobotUnit, hardware_model, hardware_types
 from rlinf_core.suggest import did_you_mean, quoted
 
 _WORDS: Final[dict[object, str]] = {

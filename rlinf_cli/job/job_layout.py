@@ -11,20 +11,19 @@ from rlinf_cli import console
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_cli.job.picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.diagnostics import visible
-from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.rules.groups import variable_paths
 from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
-from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, ScalarNode, find, place
+from rlinf_core.config.sections.cluster import ClusterConfig
+from rlinf_core.config.sections.group_rules import variable_paths
+from rlinf_core.config.tree import MappingNode, ScalarNode, Span, find, place
 from rlinf_core.errors import PlacementError
-from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.environment import (
+from rlinf_core.node.environment import (
     PATH_LISTS,
     ProcessEnvironment,
     process_environment,
     ray_interpreter,
 )
+from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology

@@ -8,13 +8,12 @@ from functools import cache
 from typing import Final
 
 from rlinf_cli.job.no_effect import NO_EFFECT
-from rlinf_core.config.machines.cluster import EnvConfig, SshConfig
-from rlinf_core.config.machines.cluster_values import expand_hosts
 from rlinf_core.config.ranks import common, format_range, intersect, merge_ranges, subtract
-from rlinf_core.config.rules.groups import CLUSTER, Claim, Site, contradictions, group_ranges, variable_paths
 from rlinf_core.config.secrets import is_secret, url_secrets
-from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, find
+from rlinf_core.config.sections.cluster import EnvConfig, SshConfig
+from rlinf_core.config.sections.cluster_values import expand_hosts
+from rlinf_core.config.sections.group_rules import CLUSTER, Claim, Site, contradictions, group_ranges, variable_paths
+from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, Span, find
 from rlinf_core.hardware.accelerators import accelerator_names, get_accelerator
 
 # Variables that rlinf sets per process, for which one value for a whole node would be wrong.

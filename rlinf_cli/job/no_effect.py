@@ -11,11 +11,9 @@ from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel, IgnoredKeys, WorldSizes
-from rlinf_core.config.shipped import shipped_configs
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Entry, MappingNode, Path, child, entry_at, find, is_null, key_span
-from rlinf_core.config.validating.model_fields import fields_at
-from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.config.names import shipped_configs
+from rlinf_core.config.tree import Entry, MappingNode, Path, SourceText, child, entry_at, find, is_null, key_span
+from rlinf_core.config.validating.model_fields import Validated, fields_at
 from rlinf_core.job.load import Job, rules_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import FindingPlace, Report

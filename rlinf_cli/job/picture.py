@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig
 from rlinf_core.config.ranks import format_ranks, nodes_text
+from rlinf_core.config.sections.cluster import RESERVED_LABELS, ClusterConfig
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeInfo
 

@@ -7,14 +7,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, EnvConfig
 from rlinf_core.config.ranks import format_range, intersect, merge_ranges, nodes_text, subtract
-from rlinf_core.config.source import Span
+from rlinf_core.config.sections.cluster import RESERVED_LABELS, ClusterConfig, EnvConfig
 from rlinf_core.config.tree import (
     MappingNode,
     Path,
     ScalarNode,
     SequenceNode,
+    Span,
     entry_at,
     find,
     format_path,
@@ -22,7 +22,7 @@ from rlinf_core.config.tree import (
     place,
 )
 from rlinf_core.job.load import Job
-from rlinf_core.placement.check import GROUPS, component_paths, map_path
+from rlinf_core.job.report import GROUPS, component_paths, map_path
 from rlinf_core.placement.resolve import Coverage, Resolution
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, CLUSTER_LABEL, ClusterTopology, UnitKind

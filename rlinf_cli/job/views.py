@@ -22,11 +22,11 @@ from rlinf_cli.job.job_layout import (
 from rlinf_cli.job.picture import NODE, Card, Picture, hosts_by_rank, robot_numbers, unit_cells
 from rlinf_core.config.composing.origins import Nested, Origin, lines_of, nested_of, origins, says_something
 from rlinf_core.config.diagnostics import visible
-from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.config.ranks import format_ranks, nodes_text
 from rlinf_core.config.secrets import mask
+from rlinf_core.config.sections.cluster import replaceable
 from rlinf_core.config.tree import format_path
-from rlinf_core.placement.environment import process_environment
+from rlinf_core.node.environment import process_environment
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.scalars import plain
 from rlinf_core.topology import ClusterTopology

@@ -13,9 +13,9 @@ from rlinf_cli.console import guarded_stream, unguarded_stream
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, step_line, times
-from rlinf_core.foreign.terminal_text import replaced
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners import events
+from rlinf_core.suggest import replaced
 
 _DRAWN_PER_SECOND = 4
 _BAR = 24

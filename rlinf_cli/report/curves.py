@@ -20,9 +20,8 @@ from rlinf_core import env_vars
 from rlinf_core.errors import EnvironmentVariableError, RunError
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.process.requirements import install_command, missing_modules
-from rlinf_core.runners.metrics import metrics_in
+from rlinf_core.runners.metrics import mean, metrics_in
 from rlinf_core.runners.storage import durable
-from rlinf_core.statistics import mean
 
 # Sets that differ in more keys are named after their runs.
 _MOST_KEYS: Final = 2

@@ -71,7 +71,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
         ConfigError: one of these variables is not set.
     """
     from rlinf_cli.cluster.agent import run_on_head
-    from rlinf_core.placement.environment import forwarded_values
+    from rlinf_core.node.environment import forwarded_values
 
     forwarded = forwarded_values(job.cluster.forward_env, os.environ) | {env_vars.CLAIMS.name: env_vars.CLAIMS.get()}
     head = record.nodes[0].host

@@ -20,8 +20,7 @@ from rlinf_core.config.composing.origins import Origin, inline, origins, plain_d
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.config.source import NotationError
-from rlinf_core.config.tree import format_path
+from rlinf_core.config.tree import NotationError, format_path
 from rlinf_core.config.validating.model_fields import types_at
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.foreign.files import BadFileError, FileModel, Name, read_model, write_fault

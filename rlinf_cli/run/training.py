@@ -26,7 +26,6 @@ from rlinf_cli.run.run_documents import DocumentWriter, StateWriter, failure_blo
 from rlinf_cli.runs.logs import DRIVER, PRINTED, driver_log
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RLinfError
-from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.job.load import Job
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.process.proc import sigterm_deferred
@@ -35,6 +34,7 @@ from rlinf_core.runners.recovery import reason_of
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 from rlinf_core.runners.storage.run_status import RunStatus
+from rlinf_core.suggest import escaped
 
 
 def run(job: Job, recipe: Recipe) -> ExitCode:

@@ -15,11 +15,11 @@ from rlinf_cli.runs.run_lookup import find_run, runs_folder
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.driver_folder import JobRecord, running_jobs
+from rlinf_core.cluster.engine import JobRecord, running_jobs
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RunError, RuntimeFailure
-from rlinf_core.node import attach, process_identity
+from rlinf_core.node import attach, process_life
 from rlinf_core.node.stacks import ProcessStacks, StackRequest
 from rlinf_core.process import proc
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -116,12 +116,12 @@ def _ended_by(folder: RunFolder, number: signal.Signals, seconds: float) -> bool
     process = folder.state.process
     try:
         # The driver has the folder open, not a link to it.
-        with process_identity.held(process, folder.path.resolve()) as handle:
-            process_identity.send(handle, number)
+        with process_life.held(process, folder.path.resolve()) as handle:
+            process_life.send(handle, number)
             return _gone(handle, process.pid, seconds)
     except ProcessLookupError:
         return True
-    except process_identity.UnprovenProcessError as error:
+    except process_life.UnprovenProcessError as error:
         raise RunError(
             "no signal was sent: the process may not be this run's driver",
             where=str(folder.path),

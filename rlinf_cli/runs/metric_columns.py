@@ -10,9 +10,7 @@ from functools import cached_property
 from itertools import groupby, islice, pairwise, takewhile
 from typing import Final, NamedTuple, TypeAlias
 
-from rlinf_core.runners.metrics import EVALUATION_TIME, Metrics
-from rlinf_core.runners.storage.profile import CallsOfSize
-from rlinf_core.statistics import wilson_interval
+from rlinf_core.runners.metrics import EVALUATION_TIME, CallsOfSize, Metrics, wilson_interval
 
 # The most points of a curve; more points than pixels would add nothing.
 MOST_POINTS: Final = 300

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.runs.documents import Provenance
 from rlinf_cli.runs.metric_columns import RunSeries, interval_of
+from rlinf_core.runners.metrics import mean
 from rlinf_core.runners.storage.resuming import FREE_KEYS
-from rlinf_core.statistics import mean
 
 # The 97.5 % quantile of the normal distribution, for 95 % intervals.
 _Z: Final = 1.959963984540054

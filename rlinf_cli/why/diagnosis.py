@@ -35,7 +35,7 @@ from rlinf_core.runners.storage.run_events import FILE as EVENTS
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.suggest import clipped
-from rlinf_core.supervision.verdicts import held_up
+from rlinf_core.supervision.job_view import held_up
 
 # The code of the finding about items that were set aside.
 _SET_ASIDE: Final = "items-set-aside"

@@ -35,10 +35,10 @@ from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import BadFileError, read_bounded
-from rlinf_core.node.process_end import kernel_lines
+from rlinf_core.node.process_life import kernel_lines
 from rlinf_core.process.proc import boot_id
 from rlinf_core.runners.events import EVALUATE
-from rlinf_core.runners.metrics import EVALUATION_TIME, metrics_in
+from rlinf_core.runners.metrics import EVALUATION_TIME, metrics_in, read_profile
 from rlinf_core.runners.step_clock import FIRST_LOOK, NO_STEP, SLOW, STEPS
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import GLANCE
@@ -52,7 +52,6 @@ from rlinf_core.runners.storage.evidence import (
     read_quarantine,
 )
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
-from rlinf_core.runners.storage.profile import read_profile
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState

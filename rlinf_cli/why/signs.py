@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 from rlinf_cli.runs.metric_columns import MetricColumn
 from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.findings import FindingKind, RunFinding, causes
+from rlinf_core.runners.metrics import mean
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck
-from rlinf_core.statistics import mean
 
 _STEPS: Final = 5
 _MANY_STEPS: Final = 10

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.arguments import key_of
 from rlinf_core.channel.broker_clients import (
     REMEMBERED,
     BrokerClient,
@@ -25,9 +24,9 @@ from rlinf_core.channel.broker_clients import (
     Payload,
 )
 from rlinf_core.channel.keyed_queue import KeyedQueue
-from rlinf_core.channel.mailbox import LARGEST, NO_ACK_SLOT, BrokerMailbox
+from rlinf_core.channel.operation import key_of
 from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, QueuedItem, Reason, Refused
-from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
+from rlinf_core.channel.wire import LARGEST, NO_ACK_SLOT, BrokerMailbox, Query, ReplyKind, RequestHeader, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_messages import ReceivedMessage

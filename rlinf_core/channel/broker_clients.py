@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.arguments import Key
-from rlinf_core.channel.mailbox import BrokerMailbox
+from rlinf_core.channel.operation import Key
 from rlinf_core.channel.queue_state import QueuedItem
-from rlinf_core.channel.wire import ReplyKind
+from rlinf_core.channel.wire import BrokerMailbox, ReplyKind
 from rlinf_core.collective import memory_budget
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.collective.work import Work

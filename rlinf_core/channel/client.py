@@ -10,14 +10,13 @@ from typing import Any, cast
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
 from rlinf_core.channel.handle import operation_class
-from rlinf_core.channel.mailbox import SIZE, ClientMailbox, slot_of
 from rlinf_core.channel.operation import ChannelOperation, Decode, all_items, answer, one_item
 from rlinf_core.channel.pending import AnyOperation, Pending, PutPipeline, QueuedPut
 from rlinf_core.channel.queue_state import Reason
-from rlinf_core.channel.wire import Query, RequestKind
+from rlinf_core.channel.wire import SIZE, ClientMailbox, Query, RequestKind, slot_of
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Resolver
-from rlinf_core.collective.messages.message import Encoded, Message
+from rlinf_core.collective.message import Encoded, Message
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.supervision.lives import CLOSED

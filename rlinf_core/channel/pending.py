@@ -16,15 +16,23 @@ from typing import Any, TypeAlias, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.handle import REAPER
-from rlinf_core.channel.mailbox import ID_STEP, LARGEST, NO_ACK_SLOT, ClientMailbox
 from rlinf_core.channel.operation import ChannelOperation, let_go
-from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
+from rlinf_core.channel.wire import (
+    ID_STEP,
+    LARGEST,
+    NO_ACK_SLOT,
+    ClientMailbox,
+    ClosedNotice,
+    ReplyHeader,
+    ReplyKind,
+    RequestKind,
+)
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.messages.message import Encoded
+from rlinf_core.collective.message import Encoded
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.failures import PackedError
-from rlinf_core.process import tracing
+from rlinf_core.process import activity
 from rlinf_core.waiting import OperationKind, spin
 
 AnyOperation: TypeAlias = ChannelOperation[Any]
@@ -67,7 +75,7 @@ class Pending:
         waits = self._endpoint.waits
         waits.check()
         # With tracing on, do not poll, so that the wait is recorded.
-        seconds = self._endpoint.settings.spin if tracing.recorder is None else 0.0
+        seconds = self._endpoint.settings.spin if activity.recorder is None else 0.0
         if spin(lambda: slots.answered(op_id), seconds) or slots.answered(op_id):
             waits.operations.publish_past(operation.kind)
             self._unpack(operation)

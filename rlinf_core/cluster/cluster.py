@@ -14,20 +14,19 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rlinf_core import env_vars
-from rlinf_core.cluster import claiming, engine, job
+from rlinf_core.cluster import driver_job, engine
 from rlinf_core.cluster.joining import ProcessCommand, answer, has_returned, join, prepare
 from rlinf_core.cluster.membership import NodeChange, NodeMember, check_hardware, stand_in
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.collective.endpoint_info import advertised_address
-from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
+from rlinf_core.config.sections.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen
 from rlinf_core.node import attach
-from rlinf_core.node.own_process import name_user
-from rlinf_core.placement.environment import process_environment
+from rlinf_core.node.environment import name_user, process_environment
 from rlinf_core.placement.strategy import Placement
-from rlinf_core.process import pacing, tracing
+from rlinf_core.process import activity, pacing
 from rlinf_core.process.known_secrets import known
 from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import ManagerClient
@@ -97,7 +96,7 @@ class Cluster:
         enter_session(self.session)
         if self.session.member is None:
             driver = self._members[self.driver_rank]
-            job.start_manager(self.session, driver.ip, _on(driver))
+            driver_job.start_manager(self.session, driver.ip, _on(driver))
 
     def __repr__(self) -> str:
         if engine.current() is not self._engine:
@@ -114,7 +113,7 @@ class Cluster:
         self._check_open()
         rank = self.driver_rank
         ip = self.get_node_ip(rank)
-        return job.connect_driver(self.session, ip, f"node {rank} ({ip})", rank)
+        return driver_job.connect_driver(self.session, ip, f"node {rank} ({ip})", rank)
 
     def record(
         self,
@@ -142,7 +141,7 @@ class Cluster:
         self._on_launch, self._on_wait = on_launch, on_wait
         folder = None if log_folder is None else str(log_folder.absolute())
         # This process is a part of the run, too.
-        (tracing.start if trace else tracing.stop)()
+        (activity.start if trace else activity.stop)()
         names = dict(log_names or {})
         session = replace(self.session, log_folder=folder, log_names=names, trace=trace, pacing=pacing.wanted)
         self.session = replace(session, secrets=known())
@@ -162,7 +161,7 @@ class Cluster:
             ClusterError: a node does not answer.
         """
         self._check_open()
-        claiming.claim(self, placements)
+        driver_job.claim(self, placements)
 
     def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None:
         """Report a wait of the job for devices, before it launches anything.

@@ -1,42 +1,171 @@
-"""Starting an embedded Ray on this machine, or joining a running Ray.
+"""Starting an embedded Ray on this machine, or joining a running Ray; and the private folders of this user's drivers.
 
 An embedded Ray is private: its own folder, its own token, loopback only. Its guardian (`process/proc.py`) ends the
 processes that outlive the driver, and removes the folder; if the guardian is killed, too, the next start cleans up.
+The folder also has the record of the running job.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import json
 import logging
 import os
 import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from rlinf_core.cluster import ray_private, ray_process
-from rlinf_core.cluster.driver_folder import new_folder
+from pydantic import TypeAdapter
+
+from rlinf_core.cluster import ray_process
 from rlinf_core.cluster.ray_api import (
     LOOPBACK,
+    ended_processes,
     job_config,
     joins_at_first_use,
+    let_go,
     loopback_only,
     quick_start,
     ray_api,
     set_absence,
 )
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ClusterError, ProcessEnd, RayStartError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, followed
+from rlinf_core.foreign.files import read_json_object
 from rlinf_core.node import attach, node_facts
-from rlinf_core.node.own_process import refuse_stripped_docstrings
-from rlinf_core.process.proc import MARK, guard, warnings_blocked
+from rlinf_core.node.environment import refuse_stripped_docstrings
+from rlinf_core.node.node_facts import make_private, private_base
+from rlinf_core.node.process_life import Presence, ProcessIdentity, look, own_identity
+from rlinf_core.process.proc import MARK, boot_id, guard, reap, warnings_blocked
+
+_OWNER_FILE = "owner"
+_JOB_FILE = "job"
+_OWNER = TypeAdapter(ProcessIdentity)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# The longest TMPDIR that leaves room for the paths of Ray's sockets.
+_LONGEST_TMPDIR = 16
+
+
+def new_folder() -> Path:
+    """Return a new private folder for this process; remove those of dead processes."""
+    base = base_folder()
+    for folder in base.iterdir():
+        if is_left_behind(folder):
+            reap(str(folder))
+    folder = Path(tempfile.mkdtemp(prefix="", dir=base))
+    # Left open on purpose: the lock ends with the process, and is visible from containers that share the folder.
+    fcntl.flock(os.open(folder, _FOLDER), fcntl.LOCK_EX)
+    # Atomically and last, so that another starting process does not remove the folder as left behind.
+    node_facts.write_private(str(folder / _OWNER_FILE), json.dumps(own_identity()._asdict()))
+    return folder
+
+
+def is_left_behind(folder: Path) -> bool:
+    """Return whether the process that made the folder is certainly gone.
+
+    It is if its lock is free, and the process either belongs to the current boot or has verifiably ended.
+    """
+    owner = _owner(folder)
+    if owner is None:
+        return False
+    try:
+        lock = os.open(folder, _FOLDER)
+        written = (folder / _OWNER_FILE).stat().st_mtime
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    presence = look(owner, written)
+    return presence is Presence.GONE or (presence is Presence.UNKNOWN and bool(owner.boot) and owner.boot == boot_id())
+
+
+def base_folder() -> Path:
+    """Return the folder that holds the private folders of drivers.
+
+    Raises:
+        ClusterError: it cannot be made, or is not private to this user.
+    """
+    base = Path(private_base())
+    try:
+        private = make_private(str(base))
+    except OSError as error:
+        raise ClusterError(
+            f"`{base}` cannot be used",
+            why=error.strerror,
+            help=f"set TMPDIR to your own folder with at most {_LONGEST_TMPDIR} characters, for Ray's sockets",
+        ) from None
+    if not private:
+        raise ClusterError(
+            f"`{base}` is not a private folder of yours", help="remove it, or set TMPDIR to your own folder"
+        )
+    return base
+
+
+def is_owned(folder: Path) -> bool:
+    """Return whether the process that made the folder is alive and visible."""
+    owner = _owner(folder)
+    return owner is not None and look(owner) is Presence.ALIVE
+
+
+def folders_of(process: ProcessIdentity) -> list[Path]:
+    """Return the private folders of a driver on this machine, one for each Ray that it uses."""
+    return [folder for folder in base_folder().iterdir() if _owner(folder) == process]
+
+
+def _owner(folder: Path) -> ProcessIdentity | None:
+    try:
+        return _OWNER.validate_python(read_json_object(folder / _OWNER_FILE, 1 << 16), strict=True)
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """The record of a running job: its secret in hex, its start in seconds since 1970, and the `pid` of its driver."""
+
+    job: str
+    secret: str = field(repr=False)
+    manager: EndpointInfo
+    address: str
+    pid: int
+    started: float
+
+    def write(self, folder: Path) -> None:
+        """Write the record to the driver's private folder, readable by its user only."""
+        node_facts.write_private(str(folder / _JOB_FILE), json.dumps(asdict(self)))
+
+
+def running_jobs() -> list[JobRecord]:
+    """Return the jobs of this user's drivers on this machine, newest first."""
+    return sorted(_records(), key=lambda record: -record.started)
+
+
+def _records() -> Iterator[JobRecord]:
+    for folder in base_folder().iterdir():
+        if not is_owned(folder):
+            continue
+        try:
+            data = read_json_object(folder / _JOB_FILE)
+            manager = EndpointInfo(**data.pop("manager"))
+            yield JobRecord(manager=manager, **data)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # its driver has not launched anything yet, or runs another version
+
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -164,7 +293,7 @@ def fallen() -> WorkerDiedError | None:
     """
     if _engine is None or not _engine.embedded:
         return None
-    ended = [(kind, status) for kind, status in ray_private.ended_processes() if kind in _NEEDED]
+    ended = [(kind, status) for kind, status in ended_processes() if kind in _NEEDED]
     if not ended:
         return None
     kind, status = ended[0]
@@ -203,7 +332,7 @@ def _after_fork() -> None:
     _ends.clear()
     set_absence("this process was forked from one in a cluster, and is in none itself")
     atexit.unregister(_disconnect_at_exit)
-    ray_private.let_go()
+    let_go()
     if engine.guardian is not None and engine.guardian.stdin is not None:
         # The guardian ends when all copies of this pipe are closed: a child may outlive its parent.
         engine.guardian.stdin.close()

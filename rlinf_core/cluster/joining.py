@@ -27,14 +27,13 @@ from rlinf_core.cluster.membership import (
     rank_members,
     take_seats,
 )
-from rlinf_core.cluster.ray_api import ray_api, session_folder
-from rlinf_core.cluster.ray_private import gcs_client
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.cluster.ray_api import gcs_client, ray_api, session_folder
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.node import node_env
+from rlinf_core.node.environment import PATH_LISTS
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
-from rlinf_core.placement.environment import PATH_LISTS
 from rlinf_core.waiting import contact_seconds, stretched
 
 RunOn: TypeAlias = Callable[[NodeMember, Any], Any]

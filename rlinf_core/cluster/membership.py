@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_core import env_vars
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.connections.listener import listen_tcp
-from rlinf_core.config.machines.cluster import ClusterConfig, choose_spares, groups_of
+from rlinf_core.collective.handshake import listen_tcp
 from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.sections.cluster import ClusterConfig, choose_spares, groups_of
 from rlinf_core.errors import ClusterError
 from rlinf_core.hardware.accelerators import find_accelerators
 from rlinf_core.node.attach import RANK_LABEL

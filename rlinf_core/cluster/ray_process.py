@@ -25,8 +25,7 @@ from types import FrameType
 from typing import Any, Final
 
 from rlinf_core import env_vars
-from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.cluster.ray_private import gcs_client, ray_module
+from rlinf_core.cluster.ray_api import gcs_client, ray_api, ray_module
 from rlinf_core.errors import ClusterError
 from rlinf_core.process.proc import sigterm_deferred
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Resolver
-from rlinf_core.collective.messages.frame import Flag
-from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.messages.torch_payload import TensorTarget, tensor_parts
+from rlinf_core.collective.frame import Flag
+from rlinf_core.collective.message import Message
+from rlinf_core.collective.torch_payload import TensorTarget, tensor_parts
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_messages import PostedReceive
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.process import tracing
+from rlinf_core.process import activity
 from rlinf_core.waiting import OperationKind
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class CollectiveGroup:
             self._endpoint.send_async(stream, message, work)
             return work
         self._endpoint.send(stream, message, work)
-        if tracing.recorder is not None:
+        if activity.recorder is not None:
             # This handle is never settled, so it does not record itself.
-            tracing.recorder.add(tracing.TRANSFER, work.title, work.since, time.monotonic())
+            activity.recorder.add(activity.TRANSFER, work.title, work.since, time.monotonic())
         return None
 
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:

@@ -15,13 +15,12 @@ from typing import cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.arena import Arena
-from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.connections.connection_pool import ConnectionPool
-from rlinf_core.collective.connections.handshake import ClusterSecret
-from rlinf_core.collective.connections.listener import Listener, UnixDirectory, listen_tcp, listen_unix
+from rlinf_core.collective.connection import Connection
+from rlinf_core.collective.connection_pool import ConnectionPool
 from rlinf_core.collective.endpoint_info import Resolver, Settings, advertised_address, make_endpoint_info
-from rlinf_core.collective.messages.frame import Frame, FrameKind
-from rlinf_core.collective.messages.message import Encoded, FallbackDumps, Message, encode
+from rlinf_core.collective.frame import Frame, FrameKind
+from rlinf_core.collective.handshake import ClusterSecret, Listener, UnixDirectory, listen_tcp, listen_unix
+from rlinf_core.collective.message import Encoded, FallbackDumps, Message, encode
 from rlinf_core.collective.transfer.forwarder import Forwarder
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import Explain, PeerStreams, died
@@ -30,7 +29,7 @@ from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, MismatchError, RuntimeFailure
-from rlinf_core.process.inflight_ops import InflightOps
+from rlinf_core.process.activity import InflightOps
 from rlinf_core.waiting import OperationKind, plain_seconds
 
 _log = logging.getLogger(__name__)

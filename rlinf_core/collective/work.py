@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.process import tracing
-from rlinf_core.process.inflight_ops import InflightOps, current_task_key
+from rlinf_core.process import activity
+from rlinf_core.process.activity import InflightOps, current_task_key
 from rlinf_core.suggest import short_repr
 from rlinf_core.waiting import Operation, OperationKind, plain_seconds
 
@@ -298,8 +298,8 @@ class Work(Generic[T]):
             self._value, self._error = value, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
-        if tracing.recorder is not None:
-            tracing.recorder.add(tracing.TRANSFER, self.title, self.since, time.monotonic())
+        if activity.recorder is not None:
+            activity.recorder.add(activity.TRANSFER, self.title, self.since, time.monotonic())
         if self.serial is not None and self._waits is not None:
             self._waits.operations.end(self.serial)
         for callback in callbacks or ():
@@ -418,7 +418,7 @@ class WaitTable:
         serial = work.serial
         if serial is not None:
             self.operations.attach(serial, task_key, bounded=bounded)
-            if tracing.recorder is not None:
+            if activity.recorder is not None:
                 self._traced[serial] = (time.monotonic(), task_key)
         else:
             serial = self.operations.begin(work.kind, work.target, work.key, task_key=task_key, bounded=bounded)
@@ -429,9 +429,9 @@ class WaitTable:
 
     def leave(self, work: Work[Any], serial: int) -> None:
         self._waiting.pop(serial, None)
-        if tracing.recorder is not None and serial in self._traced:
+        if activity.recorder is not None and serial in self._traced:
             since, task_key = self._traced.pop(serial)
-            tracing.recorder.add(tracing.WAIT, work.title, since, time.monotonic(), task_key)
+            activity.recorder.add(activity.WAIT, work.title, since, time.monotonic(), task_key)
         if work.serial is None or work.settled:
             self.operations.end(serial)
         else:

@@ -17,10 +17,8 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from rlinf_core.config.secrets import mask_message, mask_text
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Path
-from rlinf_core.foreign.terminal_text import escape_of
-from rlinf_core.suggest import LONGEST_LINE, clipped
+from rlinf_core.config.tree import Path, SourceText, Span
+from rlinf_core.suggest import LONGEST_LINE, clipped, escape_of
 
 # Most findings of one code that are kept.
 MOST: Final = 100

@@ -40,8 +40,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 from pydantic_core.core_schema import no_info_plain_validator_function, tagged_union_schema
 
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.source import NotationError
-from rlinf_core.config.tree import Path
+from rlinf_core.config.tree import NotationError, Path
 from rlinf_core.scalars import StrictModel, problem
 from rlinf_core.suggest import near
 

@@ -19,8 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 from pydantic import PlainValidator, WithJsonSchema
 
 from rlinf_core.config.model import listed, read_each, refused
-from rlinf_core.config.source import NotationError
-from rlinf_core.config.tree import NamePiece, name_pieces
+from rlinf_core.config.tree import NamePiece, NotationError, name_pieces
 from rlinf_core.scalars import problem, text_of
 
 _RANGE = re.compile(r"([0-9]+)\s*(?:-\s*([0-9]+))?\Z", re.ASCII)

@@ -13,8 +13,19 @@ import sys
 from typing import BinaryIO, Final, Literal
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.source import STDIN_NAME, SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, name_pieces, part
+from rlinf_core.config.tree import (
+    STDIN_NAME,
+    Entry,
+    MappingNode,
+    Node,
+    Path,
+    ScalarNode,
+    SequenceNode,
+    SourceText,
+    Span,
+    name_pieces,
+    part,
+)
 from rlinf_core.config.yaml_tree import compose
 from rlinf_core.foreign.budget import in_words
 from rlinf_core.foreign.files import BadFileError, open_regular

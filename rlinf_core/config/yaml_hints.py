@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Span
 from rlinf_core.suggest import excerpt
 
 

@@ -19,8 +19,7 @@ from ruamel.yaml.parser import Parser
 from ruamel.yaml.scanner import Scanner, ScannerError
 
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, resolve_plain
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, SourceText, Span, resolve_plain
 from rlinf_core.suggest import did_you_mean, excerpt
 
 if TYPE_CHECKING:

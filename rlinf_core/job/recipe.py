@@ -16,14 +16,13 @@ from rlinf_core.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from rlinf_core.advice.job_flow import JobFlow
     from rlinf_core.config.diagnostics import Diagnostics
-    from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.model import WorldSizes
-    from rlinf_core.config.source import SourceText
-    from rlinf_core.config.tree import MappingNode
+    from rlinf_core.config.sections.cluster import ClusterConfig
+    from rlinf_core.config.tree import MappingNode, SourceText
     from rlinf_core.config.tree import Path as KeyPath
-    from rlinf_core.config.validating.pruning import Validated
+    from rlinf_core.config.validating.model_fields import Validated
+    from rlinf_core.job.flow import JobFlow
     from rlinf_core.job.report import Report
     from rlinf_core.placement.resolve import Resolution
     from rlinf_core.topology import ClusterTopology

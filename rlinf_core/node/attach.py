@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import env_vars
-from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.config.machines.cluster_values import FEWEST_PORTS
+from rlinf_core.config.sections.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster_values import FEWEST_PORTS
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.suggest import quoted

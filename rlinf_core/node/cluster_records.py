@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core import env_vars
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, RLinfError
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.foreign.strict_json import load_json_object

@@ -28,8 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from rlinf_core.process.abstract_sockets import bind, bound, connected
-from rlinf_core.process.proc import peer_credentials, stat
+from rlinf_core.process.proc import bind, bound, connected, peer_credentials, stat
 
 _ASK_SECONDS = 1.0
 # The time limit for asking all holders of a node.

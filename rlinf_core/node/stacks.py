@@ -25,8 +25,14 @@ from pathlib import Path
 from traceback import FrameSummary, format_list
 from typing import Any, Final, NamedTuple, cast
 
-from rlinf_core.node.process_end import has_ended
-from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, opened, send
+from rlinf_core.node.process_life import (
+    ProcessIdentity,
+    UnprovenProcessError,
+    has_ended,
+    identity_here,
+    opened,
+    send,
+)
 from rlinf_core.process.proc import command, fields, open_files, pids, spell_command, stat
 from rlinf_core.process.requirements import install_command
 

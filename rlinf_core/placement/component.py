@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from pydantic import ValidationError
 
-from rlinf_core.config.machines.cluster import ClusterConfig, PlacementEntry
 from rlinf_core.config.ranks import merge_ranges
+from rlinf_core.config.sections.cluster import ClusterConfig, PlacementEntry
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.resolve import Coverage, Resolution, resolve
 from rlinf_core.placement.strategy import (

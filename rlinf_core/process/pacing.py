@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from rlinf_core import env_vars
-from rlinf_core.process.abstract_sockets import bind, connected
+from rlinf_core.process.proc import bind, connected
 
 # Seconds between two checks whether the holder of a device, which has just bound its name, listens already.
 _PAUSE: Final = 0.001

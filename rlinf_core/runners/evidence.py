@@ -20,8 +20,7 @@ from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RLinfError, WorkerDiedError
 from rlinf_core.failures import text_of
 from rlinf_core.foreign.files import check_regular, make_folder, open_regular
-from rlinf_core.foreign.terminal_text import encodable
-from rlinf_core.node.process_end import kernel_lines, own_group
+from rlinf_core.node.process_life import kernel_lines, own_group
 from rlinf_core.process import proc
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.process.proc import MARK, processes_of, tail
@@ -38,6 +37,7 @@ from rlinf_core.runners.storage.evidence import (
     FailedProcess,
     bundle_folders,
 )
+from rlinf_core.suggest import encodable
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.version import __version__

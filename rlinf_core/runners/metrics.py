@@ -1,8 +1,10 @@
-"""The metrics of a run: `metrics.jsonl`, one JSON object per step, and additional metric services.
+"""The numbers of a run: its metrics, their services and statistics, and the durations of its processes' timed calls.
+
+`metrics.jsonl` holds one JSON object per step; NaN is written as null, since JSON has no NaN:
 
     {"step": 12, "time": 1773482102.5, "metrics": {"env/return": 3.2, "train/actor/grad_norm": null}}
 
-NaN is written as null, since JSON has no NaN.
+`profile.json` holds the durations, by rows.
 """
 
 from __future__ import annotations
@@ -15,17 +17,148 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, cast
+
+from pydantic import Field
 
 from rlinf_core.errors import RLinfError, RunError
-from rlinf_core.foreign.files import NO_ROOM, FileModel, Moment, Step, open_below, write_fault
-from rlinf_core.foreign.terminal_text import encodable
+from rlinf_core.foreign.files import NO_ROOM, FileModel, Moment, Step, open_below, read_model, write_fault
+from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_events import RecordFile, parse_model
-from rlinf_core.suggest import excerpt
+from rlinf_core.suggest import encodable, excerpt
+from rlinf_core.worker.timer import CallRecord, call_records, size_of
 
 if TYPE_CHECKING:
     from rlinf_core.runners.exporters import MetricsBackend
+
+
+# The 97.5 % quantile of the normal distribution, for 95 % intervals.
+_Z = 1.959963984540054
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean, or 0 for no values."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def wilson_interval(right: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of the share `right / count` (Wilson, JASA 22, 1927); (0, 1) for no trials.
+
+    A trial may count as a fraction in `right`: fractions vary no more than outcomes of 0 and 1 with the same mean.
+    """
+    if not count:
+        return 0.0, 1.0
+    share, square = right / count, _Z * _Z / count
+    center = (share + square / 2) / (1 + square)
+    half = _Z * sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
+    return max(0.0, center - half), min(1.0, center + half)
+
+
+# The component that records sizes known only to the loop, such as lengths of answers.
+DRIVER: Final = "driver"
+# The number of evenly spaced quantiles of the durations, from the smallest to the largest, that are kept.
+_QUANTILES: Final = 21
+
+
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class CallsOfSize(FileModel):
+    """The calls of one tag with about the same number of rows, over all processes of a component.
+
+    Attributes:
+        phase: the tag.
+        processes: the number of processes that had such calls.
+        rows: the average rows of a call; 0 if it has none.
+        calls, seconds: the number of calls, and the sum of their durations.
+        quantiles: evenly spaced quantiles of the durations, from the smallest to the largest; empty without durations.
+    """
+
+    component: str
+    phase: str
+    processes: Annotated[int, Field(ge=1)]
+    rows: _Amount
+    calls: Annotated[int, Field(ge=1)]
+    seconds: _Amount
+    quantiles: list[_Amount]
+
+
+class RunProfile(FileModel):
+    """The content of `profile.json`.
+
+    Attributes:
+        rows: the calls, by component, tag and size.
+        load, cpus: the load average of the driver's machine at the end, and the number of its processors.
+    """
+
+    rows: list[CallsOfSize]
+    load: float = 0.0
+    cpus: int = 1
+
+
+def read_profile(file: Path) -> RunProfile:
+    """Return the profile that a run wrote.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    return read_model(file, RunProfile)
+
+
+def write_profile(file: Path, components: Mapping[str, Sequence[Sequence[CallRecord]]]) -> None:
+    """Write the calls of all processes, including the driver.
+
+    Args:
+        file: the file.
+        components: the calls of each process that has answered, by component.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    rows = [row for name, ranks in components.items() for row in _rows(name, ranks)]
+    rows += _rows(DRIVER, [call_records()])
+    record = {"schema": "rlinf.profile/1", "cpus": os.cpu_count() or 1, "load": os.getloadavg()[0], "rows": rows}
+    lines = json.dumps(record).replace('{"component"', '\n  {"component"')
+    durable.write_whole(file, lines + "\n")
+
+
+def _rows(component: str, ranks: Sequence[Sequence[CallRecord]]) -> list[dict[str, Any]]:
+    """Return one row for each tag and size, over all ranks."""
+    merged: dict[tuple[str, int], list[CallRecord]] = {}
+    for calls in ranks:
+        for call in calls:
+            merged.setdefault((call.tag, size_of(int(call.rows))), []).append(call)
+    rows: list[dict[str, Any]] = []
+    for (tag, _), calls in merged.items():
+        number = sum(call.calls for call in calls)
+        rows.append(
+            {
+                "component": component,
+                "phase": tag,
+                "processes": len(calls),
+                "rows": round(sum(call.rows * call.calls for call in calls) / number, 2),
+                "calls": number,
+                "seconds": _rounded(sum(call.seconds for call in calls)),
+                "slowest": _rounded(max(call.seconds for call in calls)),
+                "quantiles": _quantiles([seconds for call in calls for seconds in call.newest]),
+            }
+        )
+    return rows
+
+
+def _quantiles(durations: Sequence[float]) -> list[float]:
+    ordered = sorted(durations)
+    if not ordered or not ordered[-1]:
+        return []
+    last = len(ordered) - 1
+    return [_rounded(ordered[round(number * last / (_QUANTILES - 1))]) for number in range(_QUANTILES)]
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
+
 
 LOGGER = logging.getLogger("rlinf")
 # The metric of the seconds that an evaluation took.

@@ -17,7 +17,6 @@ from rlinf_core.config.tree import to_data
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
-from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.runners.metrics import Metrics, metrics_in
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, is_checkpoint, sound_checkpoint
@@ -27,6 +26,7 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, runs_in
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
+from rlinf_core.suggest import escaped
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job

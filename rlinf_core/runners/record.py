@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
-from rlinf_core.cluster import claiming, engine
+from rlinf_core.cluster import driver_job, engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.config.tree import to_data
@@ -23,12 +23,11 @@ from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFates, Listener
 from rlinf_core.runners.evidence import keep_evidence
 from rlinf_core.runners.exporters import BackendSettings, PrometheusExporter, open_backends
-from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics, write_profile
 from rlinf_core.runners.recovery import Restarts, Suspects
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
 from rlinf_core.runners.storage.evidence import quarantine
-from rlinf_core.runners.storage.profile import write_profile
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 from rlinf_core.waiting import Deadline
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Fact, Recipe
     from rlinf_core.process.proc import Peak
-    from rlinf_core.worker.group.handle import WorkerGroupHandle
-    from rlinf_core.worker.group.worker_group import WorkerGroup
+    from rlinf_core.worker.handle import WorkerGroupHandle
+    from rlinf_core.worker.worker_group import WorkerGroup
 
 
 class RunConfig(Protocol):
@@ -302,7 +301,7 @@ class RunRecord:
         """Emit once that the workers have started, and drop data after the checkpoint of a resumed run."""
         self._last_step, self._first_ended = last_step, None
         # Replace the progress of the previous attempt.
-        claiming.describe(step=self.step or None, total=last_step, left=None)
+        driver_job.describe_claims(step=self.step or None, total=last_step, left=None)
         if self._began is None:
             self._began = time.monotonic()
             self.folder.started()
@@ -327,7 +326,7 @@ class RunRecord:
             self._first_ended = now
         elif self._last_step is not None and done > 0:
             left = (now - self._first_ended) / done * max(0, self._last_step - self.step)
-        claiming.describe(often=True, step=self.step, total=self._last_step, left=left)
+        driver_job.describe_claims(often=True, step=self.step, total=self._last_step, left=left)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of the evaluation after `step`."""

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from rlinf_core.cluster import claiming
+from rlinf_core.cluster import driver_job
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.errors import RayStartError, RLinfError, WorkerDiedError
@@ -29,9 +29,9 @@ from rlinf_core.runners.runner import Runner
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.suggest import quoted
 from rlinf_core.supervision.deaths import took_its_node
-from rlinf_core.worker.group.handle import fallen_watcher
-from rlinf_core.worker.group.worker_group import WorkerGroup
+from rlinf_core.worker.handle import fallen_watcher
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 
 LOGGER = logging.getLogger("rlinf")
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def run_job(
         CheckpointError: the checkpoint to resume from does not match, or one cannot be written.
     """
     config: Any = job.config
-    with RunRecord.open(job, folder, listener) as record, claiming.kept(str(folder.path)):
+    with RunRecord.open(job, folder, listener) as record, driver_job.kept_claims(str(folder.path)):
         attempt = partial(_attempt, config, record, launch, components)
         with_recovery(attempt, record, config.runner.max_restarts)
         record.finished()
@@ -113,7 +113,7 @@ def _attempt(config: Any, record: RunRecord, launch: Launch, components: Sequenc
             runner.init_workers()
             runner.run()
         except NodesReturned:
-            claiming.leave_for_next(cluster)
+            driver_job.leave_claims(cluster)
             raise
         except Exception as error:
             # Workers fail or die with a process that they depend on, and their failure may be noticed first.
@@ -121,7 +121,7 @@ def _attempt(config: Any, record: RunRecord, launch: Launch, components: Sequenc
             # Keep evidence before the processes end.
             record.keep_evidence(watcher or error)
             if _restart_follows(record, watcher or error):
-                claiming.leave_for_next(cluster)
+                driver_job.leave_claims(cluster)
             if watcher is None or error is watcher:
                 raise
             raise watcher from None

@@ -26,8 +26,8 @@ from rlinf_core.runners.recovery import NodesReturned, SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
 from rlinf_core.runners.step_clock import HangWatch, StepClock
 from rlinf_core.suggest import did_you_mean, quoted
-from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
-from rlinf_core.worker.group.worker_group import WorkerGroup
+from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
+from rlinf_core.worker.worker_group import WorkerGroup
 
 LOGGER = logging.getLogger("rlinf")
 NEVER: Final = -1

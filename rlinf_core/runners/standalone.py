@@ -13,7 +13,6 @@ from rlinf_core.config.composing.origins import default_origins, plain_data, yam
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask_urls, url_secrets
 from rlinf_core.config.sections.runner import RunSettings
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.job.find_recipe import recipe_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.process.known_secrets import hidden, remember
@@ -22,6 +21,7 @@ from rlinf_core.runners.events import Event
 from rlinf_core.runners.record import RunConfig, RunRecord, facts_of
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
+from rlinf_core.suggest import escaped
 
 # Seconds between progress lines, which are also those between writes of the step to the folder.
 _EVERY: Final = 5.0

@@ -16,9 +16,9 @@ from rlinf_core.errors import RLinfError
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Restarts
 from rlinf_core.supervision.client import current_client
-from rlinf_core.supervision.verdicts import JobSource, Standing, held_up
+from rlinf_core.supervision.job_view import JobSource, Standing, held_up
 from rlinf_core.waiting import spell_seconds
-from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
+from rlinf_core.worker.worker_group import WorkerGroup, end_worker
 
 # A step that takes `SLOW` times the usual duration, the median of the last `STEPS` steps, may never end.
 SLOW: Final = 5.0

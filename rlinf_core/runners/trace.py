@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import write_fault
-from rlinf_core.process import tracing
-from rlinf_core.process.tracing import Taken, TraceSpan
+from rlinf_core.process import activity
+from rlinf_core.process.activity import Taken, TraceSpan
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event, Listener
 from rlinf_core.runners.storage import durable
 
 if TYPE_CHECKING:
-    from rlinf_core.worker.group.handle import WorkerGroupHandle
-    from rlinf_core.worker.group.worker_group import WorkerGroup
+    from rlinf_core.worker.handle import WorkerGroupHandle
+    from rlinf_core.worker.worker_group import WorkerGroup
 
 LOGGER = logging.getLogger("rlinf")
 DRIVER: Final = "driver"
@@ -77,7 +77,7 @@ class TraceWriter:
 
         With `last` it waits up to five seconds for each group.
         """
-        self.add(DRIVER, tracing.take())
+        self.add(DRIVER, activity.take())
         for group in groups:
             name = group.worker_group_name
             if name in self._pending and (last or self._pending[name].done()):
@@ -117,7 +117,7 @@ class TraceWriter:
         """Finish the file. Idempotent."""
         if self._file.closed:
             return
-        self.add(DRIVER, tracing.take())
+        self.add(DRIVER, activity.take())
         end = {"name": "dropped", "ph": "M", "pid": 0, "args": {"events": self.dropped}}
         # The last event has no trailing comma.
         self._try(lambda: self._file.write(json.dumps(end) + "\n]\n"))
@@ -140,7 +140,7 @@ class TraceWriter:
             yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
         start, microseconds = span.began * 1e6, span.seconds * 1e6
         event = {"name": span.name, "cat": span.kind, "pid": number}
-        if span.kind == tracing.TRANSFER:
+        if span.kind == activity.TRANSFER:
             # Transfers may overlap, so they are asynchronous events with separate rows.
             self._transfers += 1
             yield {**event, "ph": "b", "id": self._transfers, "tid": 0, "ts": start}

@@ -11,11 +11,11 @@ from contextlib import suppress
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections.connection import NO_ANSWER
-from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.collective.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, Settings, StaticResolver, own_place
-from rlinf_core.collective.messages.message import FallbackDumps
+from rlinf_core.collective.handshake import ClusterSecret
+from rlinf_core.collective.message import FallbackDumps
 from rlinf_core.collective.work import Work
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import (
@@ -28,16 +28,14 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.failures import PackedError
-from rlinf_core.node.process_end import EndWatch
-from rlinf_core.node.process_identity import UnprovenProcessError, own_identity
+from rlinf_core.node.process_life import EndWatch, UnprovenProcessError, own_identity
 from rlinf_core.node.stacks import SECONDS, ProcessStacks, StackRequest, describe_stacks, read_stacks
-from rlinf_core.process.inflight_ops import InflightOps, holdings
+from rlinf_core.process.activity import InflightOps, holdings
 from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, exit_reason, own_log
 from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.supervision.lives import MANAGER, GroupLife, Hello, NotYet
 from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
-from rlinf_core.supervision.wait_reports import WaitReports
-from rlinf_core.supervision.waits import ChannelView, ProcessAnswer
+from rlinf_core.supervision.waits import ChannelView, ProcessAnswer, WaitReports
 from rlinf_core.waiting import FIRST_WORD_AFTER, OperationKind
 
 _log = logging.getLogger("rlinf.job")

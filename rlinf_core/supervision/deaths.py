@@ -11,10 +11,10 @@ from functools import partial
 from itertools import dropwhile, takewhile
 from typing import Final, NamedTuple
 
-from rlinf_core.collective.connections.connection import NO_ANSWER
+from rlinf_core.collective.connection import NO_ANSWER
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import ProcessEnd, WorkerDiedError
-from rlinf_core.node.process_end import EndWatch
+from rlinf_core.node.process_life import EndWatch
 from rlinf_core.node.stacks import threads_of
 from rlinf_core.process.proc import tail
 from rlinf_core.supervision.lives import Hello

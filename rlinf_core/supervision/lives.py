@@ -10,7 +10,7 @@ from typing import Final
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ChannelError, InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
-from rlinf_core.node.process_identity import ProcessIdentity
+from rlinf_core.node.process_life import ProcessIdentity
 from rlinf_core.suggest import did_you_mean
 
 MANAGER: Final = "manager"

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.errors import RLinfError, RuntimeFailure, UnknownGroupError
 from rlinf_core.failures import SHUT_DOWN, PackedError
 from rlinf_core.node.stacks import StackRequest
@@ -33,8 +33,7 @@ from rlinf_core.supervision.lives import (
     WorkerRecord,
     WorkerRegistry,
 )
-from rlinf_core.supervision.rank_stores import RankStores
-from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
+from rlinf_core.supervision.rpc import LATER, Caller, RankStores, Reply, Rpc
 from rlinf_core.supervision.wait_graph import Deadlock
 from rlinf_core.supervision.waits import Pauses, ProcessAnswer, Round, Watch
 from rlinf_core.waiting import Publication

@@ -31,14 +31,13 @@ from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadErr
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators import get_accelerator
 from rlinf_core.node import device_claims, stacks
-from rlinf_core.process import pacing, tracing
+from rlinf_core.process import activity, pacing
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.process.proc import Peak, PeakMeter
 from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, current_call, unanswered, whole
-from rlinf_core.worker.debugging import Profile, enter_breakpoints, start_profile
-from rlinf_core.worker.log import set_up_logging
+from rlinf_core.worker.debugging import Profile, enter_breakpoints, set_up_logging, start_profile
 from rlinf_core.worker.timer import CallRecord, call_records, recording
 
 T = TypeVar("T")
@@ -115,7 +114,7 @@ class WorkerProcess:
                 "the driver gave no copy of its claims on devices: they look free if it ends before this process"
             )
         if context.session.trace:
-            tracing.start()
+            activity.start()
         self._join(context, manager)
         self._worker = self._published("__init__", lambda _: _make(context, pickled))
         return os.getpid()
@@ -248,8 +247,8 @@ class WorkerProcess:
     def worker_info(self) -> Any:
         return self._worker.worker_info
 
-    def take_spans(self) -> tracing.Taken:
-        return tracing.take()
+    def take_spans(self) -> activity.Taken:
+        return activity.take()
 
     def start_profile(self, kind: str, path: str) -> None:
         """Begin to profile this process into `PATH-RANK.json`."""

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
-from rlinf_core.process import pacing, tracing
+from rlinf_core.process import activity, pacing
 from rlinf_core.suggest import as_index, quoted, short_repr
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
         ended = time.perf_counter()
         _add(self.tag, ended - began)
         add_call(self.tag, self.rows, ended - began)
-        if tracing.recorder is not None:
-            tracing.recorder.add(tracing.TIMER, self.tag, began, ended)
+        if activity.recorder is not None:
+            activity.recorder.add(activity.TIMER, self.tag, began, ended)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function`, timed.

@@ -14,8 +14,7 @@ from typing import Final
 
 from rlinf_cli.console import COMMAND
 from rlinf_cli.why.facts import RunFacts, read_facts
-from rlinf_core.node.process_end import has_ended
-from rlinf_core.node.process_identity import send
+from rlinf_core.node.process_life import has_ended, send
 from rlinf_core.runners.storage import run_events
 from tests.chaos.fault_table import FAULTS, Deed
 from tests.chaos.life_signs import LifeSigns

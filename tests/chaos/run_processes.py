@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rlinf_cli.runs.active import Inspector
-from rlinf_core.cluster.driver_folder import folders_of, running_jobs
+from rlinf_core.cluster.engine import folders_of, running_jobs
 from rlinf_core.errors import RLinfError
-from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, opened
+from rlinf_core.node.process_life import ProcessIdentity, UnprovenProcessError, identity_here, opened
 from rlinf_core.process.proc import processes_of, spell_command, stat
 from rlinf_core.supervision.lives import DRIVER, INSPECTOR
 from tests.chaos.fault_table import Target

@@ -18,7 +18,7 @@ from rlinf_core.env_vars import ADDRESS
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_log
 from rlinf_core.node.attach import LOCAL
-from rlinf_core.node.process_identity import identity_here
+from rlinf_core.node.process_life import identity_here
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.run_folder import RunFolder

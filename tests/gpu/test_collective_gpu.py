@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rlinf_core.address import WorkerAddress  # noqa: E402 - after the check for torch
-from rlinf_core.collective.connections.handshake import ClusterSecret  # noqa: E402
 from rlinf_core.collective.endpoint_info import Settings  # noqa: E402
+from rlinf_core.collective.handshake import ClusterSecret  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.machines.assumptions import Assumption, parse_assumption
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
+from rlinf_core.config.sections.hardware_rules import Assumption, parse_assumption
 from rlinf_core.errors import ConfigError, PlacementError
 from rlinf_core.topology import ACCELERATORS, NODES, ClusterTopology, NodeInfo, Unit, UnitKind, accelerator_mismatches
 

@@ -16,7 +16,7 @@ from typing import Final
 from recipes.language.sandbox.program_limits import place_of_groups
 from rlinf_core import ConfigError
 from rlinf_core.collective.memory_budget import allowed_bytes
-from rlinf_core.node.process_end import own_group
+from rlinf_core.node.process_life import own_group
 
 PREFIX: Final = "rlinf-box-"
 _PERIOD: Final = 100_000

@@ -31,7 +31,7 @@ from recipes.agent.tool_config import HarborOptions
 from recipes.agent.tools.tool import Observation, Tool, Toolbox, ToolCall, ToolError, ToolUnavailable
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
-from rlinf_core.process.inflight_ops import show_holdings
+from rlinf_core.process.activity import show_holdings
 
 # The extra seconds that the toolbox allows, as the box itself enforces the limit of a command.
 _PATIENCE_SECONDS: Final = 120.0

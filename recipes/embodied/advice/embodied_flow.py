@@ -21,9 +21,8 @@ from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, is_off_policy, off_policy_of
 from recipes.sections.checks import divisors
 from rlinf_core import RLinfError
-from rlinf_core.advice.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, Flow, Simulated, share_one
-from rlinf_core.advice.durations import CallRow, Duration, Durations
-from rlinf_core.advice.job_flow import TRIAL, Recorded, Sizes, halves
+from rlinf_core.job.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, Flow, Simulated, share_one
+from rlinf_core.job.flow import TRIAL, CallRow, Duration, Durations, Recorded, Sizes, halves
 
 ENV, ROLLOUT, ACTOR, DRIVER = "env", "rollout", "actor", "driver"
 STEP, POLICY, VALUES = "env/step", "rollout/policy", "rollout/values"

@@ -7,8 +7,8 @@ from itertools import count
 from typing import Final, NamedTuple, TypeAlias
 
 from recipes.embodied.loop.routing import Routes
-from rlinf_core.advice.arrangements import Device, Simulated
-from rlinf_core.advice.job_flow import Process, Receive, Use, VirtualTime
+from rlinf_core.job.arrangements import Device, Simulated
+from rlinf_core.job.flow import Process, Receive, Use, VirtualTime
 
 # The seconds of a call, drawn at random if calls vary.
 Draw: TypeAlias = Callable[[float], float]

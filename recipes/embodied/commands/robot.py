@@ -13,7 +13,7 @@ from rlinf_cli.options import File
 if TYPE_CHECKING:
     from recipes.embodied.config.camera_config import RobotEnvOptions
     from recipes.embodied.robots.manual_control import Listed
-    from rlinf_core.hardware.robots.franka import Franka
+    from rlinf_core.hardware.franka import Franka
 
 LIST_SCHEMA = "rlinf.robot-list/1"
 CHECK_SCHEMA = "rlinf.robot-check/1"

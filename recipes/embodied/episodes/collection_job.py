@@ -24,7 +24,7 @@ from recipes.training.worker_parts import comparisons_of
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
 from rlinf_core.runners.run_program import claim_components
 from rlinf_core.runners.storage.first_contact import ContactCheck
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 
 _numbers: Final = itertools.count()
 

@@ -28,7 +28,7 @@ from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 
 _LARGEST_PACK: Final = 1 << 32
 LOGGER = logging.getLogger("rlinf")

@@ -13,7 +13,7 @@ from recipes.embodied.loop.protocols import EmbodiedEnv, EmbodiedRollout, Layout
 from rlinf_core import Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import Dead
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from recipes.training.tied_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options
-from rlinf_core.config.sections.hub_names import ensure_here
+from rlinf_core.config.sections.values import ensure_here
 from rlinf_core.registry import Registry
 
 _MODELS: Registry[type[BasePolicy]] = Registry(

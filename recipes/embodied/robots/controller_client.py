@@ -40,7 +40,7 @@ from recipes.embodied.robots.wire_protocol import (
     decode,
     encode,
 )
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 
 _log = logging.getLogger("rlinf.robots")
 CALL_SECONDS = 10.0

@@ -27,12 +27,12 @@ from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, Rob
 from recipes.embodied.robots.robot_session import ArmCheck, check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core import ConfigError, RLinfError, RobotUnit
-from rlinf_core.hardware.robots.franka import Franka
-from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
-from rlinf_core.placement.environment import process_environment
+from rlinf_core.hardware.franka import Franka
+from rlinf_core.hardware.robots import PluginDrivenRobot
+from rlinf_core.node.environment import process_environment
 
 if TYPE_CHECKING:
-    from rlinf_core.config.machines.cluster import ClusterConfig
+    from rlinf_core.config.sections.cluster import ClusterConfig
 
 # The time limit of a controller's answer to a person; a run is more patient.
 SECONDS: Final = 3.0

@@ -15,8 +15,8 @@ from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.robot_session import ArmCheck
 from rlinf_core import ConfigError, RLinfError, RobotUnit
 from rlinf_core.foreign.files import write_fault
-from rlinf_core.hardware.robots.franka import Franka
-from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
+from rlinf_core.hardware.franka import Franka
+from rlinf_core.hardware.robots import PluginDrivenRobot
 
 # The time for counting frames, in seconds.
 _WATCHED: Final = 1.0

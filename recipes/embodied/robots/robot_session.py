@@ -15,7 +15,7 @@ from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, is_within
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.robot_errors import RobotCheckError
 from recipes.embodied.robots.wire_protocol import ArmState, ControllerFacts
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 
 Verdict: TypeAlias = Literal["ok", "fault", "skipped"]
 # Tested versions by the name of the controller: the first supported version, and the first unsupported one.

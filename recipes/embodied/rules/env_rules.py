@@ -27,8 +27,8 @@ from recipes.embodied.rules.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, missing_module, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.machines.cluster import RESERVED_LABELS, NodeGroup
 from rlinf_core.config.ranks import format_range
+from rlinf_core.config.sections.cluster import RESERVED_LABELS, NodeGroup
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.process.requirements import absence, install_command, missing_modules

@@ -26,11 +26,11 @@ from recipes.embodied.rules.env_rules import options_of_simulator
 from recipes.training.weights.training_state import ACTOR
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.foreign.files import open_regular
+from rlinf_core.runners.metrics import mean, wilson_interval
 from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.statistics import mean, wilson_interval
 
 SCHEMA: Final = "rlinf.eval/1"
 FILE: Final = "eval.json"

@@ -18,7 +18,7 @@ from recipes.language.config.rollout_config import (
     LanguageSamplingParams,
 )
 from recipes.sections.actor import OptimConfig
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.config.sections.values import Precision
 
 # The supervised training of a teacher built from scratch.

@@ -23,7 +23,7 @@ from recipes.language.models.fingerprint import Fingerprint, fingerprint
 from recipes.language.models.load_model import hollow_causal
 from recipes.sections.model_folders import ADAPTED, read_settings
 from recipes.training.tied_weights import names_of_one_tensor
-from rlinf_core.config.sections.hub_names import ensure_here
+from rlinf_core.config.sections.values import ensure_here
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ from rlinf_core.errors import RunError
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths, death
 from rlinf_core.runners.run_program import Dead
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 
 # A key of the answer channel that nobody reads.
 _DRIVER: Final = "driver"

@@ -22,7 +22,7 @@ from recipes.language.loop.worker_groups import EngineGroup, GenerationGroup, Re
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, WorkerGroupHandle, env_vars
 from rlinf_core.errors import RunError
 from rlinf_core.waiting import Deadline
-from rlinf_core.worker.group.handle import WaitWatch, wait_together
+from rlinf_core.worker.handle import WaitWatch, wait_together
 
 # Seconds between polls for reports, at first and at most.
 _SHORTEST_NAP, _LONGEST_NAP = 0.0002, 0.005

@@ -17,8 +17,8 @@ from rlinf_core.config.secrets import environment_secrets
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import make_folder, write_fault
 from rlinf_core.process.known_secrets import hidden, remember
+from rlinf_core.runners.metrics import mean, wilson_interval
 from rlinf_core.runners.storage import durable
-from rlinf_core.statistics import mean, wilson_interval
 
 
 class Arrivals:

@@ -16,7 +16,7 @@ from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners.events import ItemFates
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 
 # Folders of a checkpoint.
 STATE: Final = "actor"

@@ -19,7 +19,7 @@ from recipes.language.answers.prompt_messages import GroupReport, Prompt
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.problems import problem_number
 from rlinf_core.runners.events import ItemFate, ItemFates, item_fates
-from rlinf_core.statistics import mean
+from rlinf_core.runners.metrics import mean
 
 
 class _Measured(NamedTuple):

@@ -57,7 +57,7 @@ from rlinf_core.runners.events import ItemFates
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.group.handle import wait_together
+from rlinf_core.worker.handle import wait_together
 from rlinf_core.worker.timer import add_call
 
 LOGGER = logging.getLogger("rlinf")

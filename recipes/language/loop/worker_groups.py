@@ -13,8 +13,8 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.training.worker_parts import Comparing
 from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup, WorkerGroupHandle
-from rlinf_core.worker.group.worker_group import launch_together
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
+from rlinf_core.worker.worker_group import launch_together
 
 
 class LanguageLayout(NamedTuple):

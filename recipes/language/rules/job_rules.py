@@ -18,7 +18,7 @@ from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.sections.checks import Report, WorldSizes, check_sections, place_entry
 from recipes.sections.imports import check_own_algorithm
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.sections.hub_names import on_any_machine
+from rlinf_core.config.sections.values import on_any_machine
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Trial
 

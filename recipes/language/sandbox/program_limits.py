@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_core.node.process_end import own_group
+from rlinf_core.node.process_life import own_group
 
 _NAME: Final = "rlinf-program-"
 

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from recipes.language.sandbox import program_limits
 from recipes.language.sandbox.program_limits import memory_groups
 from rlinf_core import ConfigError
-from rlinf_core.node.process_end import kills_in
+from rlinf_core.node.process_life import kills_in
 
 MIB: Final = 1 << 20
 # Exit statuses above it are signals, by the shell's convention.

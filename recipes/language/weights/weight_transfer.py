@@ -16,7 +16,7 @@ from recipes.language.engines.engine import ArrivingTensors, Engine
 from recipes.language.models.fingerprint import Fingerprint
 from recipes.training.weights.weight_sync import Place, SentWeights
 from rlinf_core import RLinfError, Work
-from rlinf_core.collective.messages.torch_payload import CustomCopy
+from rlinf_core.collective.torch_payload import CustomCopy
 
 
 class WeightHeader(NamedTuple):

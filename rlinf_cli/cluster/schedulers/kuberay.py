@@ -20,7 +20,7 @@ from rlinf_core.config.secrets import is_secret
 from rlinf_core.env_vars import ADDRESS, NODE_RANK
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.accelerators import accelerator_of_model
-from rlinf_core.placement.environment import forwarded_values
+from rlinf_core.node.environment import forwarded_values
 from rlinf_core.suggest import did_you_mean, quoted
 
 # The version that the extra `train` requires.

@@ -6,10 +6,9 @@ import random
 import threading
 
 from rlinf_core.collective.arena import BlockLease, LeaseState
-from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.messages.frame import Flag
-from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message
-from rlinf_core.collective.messages.payload import HostPart
+from rlinf_core.collective.connection import Connection
+from rlinf_core.collective.frame import Flag, HostPart
+from rlinf_core.collective.message import Bytes, EncodedBody, Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.collective.transfer.sender import Sender, shared_body

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
 
-from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.connection import Connection
 from rlinf_core.collective.endpoint_info import Resolver
 from rlinf_core.collective.transfer.received_messages import PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work

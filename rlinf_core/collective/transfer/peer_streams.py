@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
+from rlinf_core.collective.connection import Connection
+from rlinf_core.collective.connection_pool import ConnectionPool, UnreachableError
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream
 from rlinf_core.collective.transfer.received_messages import Backlog

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rlinf_core.collective.arena import BlockLease
-from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.connections.reading_turn import ReadingTurn
+from rlinf_core.collective.connection import Connection, ReadingTurn
 from rlinf_core.collective.endpoint_info import Settings
-from rlinf_core.collective.messages.frame import Flag, Frame, layout
-from rlinf_core.collective.messages.message import decode
-from rlinf_core.collective.messages.payload import copy_bytes, private_memory
-from rlinf_core.collective.messages.torch_payload import TensorTarget
+from rlinf_core.collective.frame import Flag, Frame, copy_bytes, layout, private_memory
+from rlinf_core.collective.message import decode
+from rlinf_core.collective.torch_payload import TensorTarget
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from functools import partial
 
 from rlinf_core.collective.arena import Arena, BlockLease, SharedSegment
-from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.connection import Connection
 from rlinf_core.collective.endpoint_info import Settings
-from rlinf_core.collective.messages.frame import PIECE, Flag, Frame, FrameError, FrameKind
-from rlinf_core.collective.messages.payload import copy_bytes, private_memory
+from rlinf_core.collective.frame import PIECE, Flag, Frame, FrameError, FrameKind, copy_bytes, private_memory
 from rlinf_core.collective.transfer.peer_stream import PeerStream, StaleMessageError
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.collective.transfer.received_messages import Backlog, PostedReceive, ReceivedMessage, find_mismatch

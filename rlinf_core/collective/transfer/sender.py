@@ -7,17 +7,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rlinf_core.collective.arena import LOCAL, Arena, ArenaBlock, BlockLease, spill
-from rlinf_core.collective.connections.connection import Connection, ConnectionLostError
+from rlinf_core.collective.connection import Connection, ConnectionLostError
 from rlinf_core.collective.endpoint_info import Settings
-from rlinf_core.collective.messages.frame import PIECE, Flag, Frame, FrameKind, SharedPlace, pack_message
-from rlinf_core.collective.messages.message import (
+from rlinf_core.collective.frame import (
+    PIECE,
+    Flag,
+    Frame,
+    FrameKind,
+    SharedPlace,
+    copy_bytes,
+    pack_message,
+    private_memory,
+)
+from rlinf_core.collective.message import (
     Bytes,
     EncodedBody,
     Message,
     inline_body,
     stream_body,
 )
-from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.collective.transfer.received_messages import ReceivedMessage

@@ -18,14 +18,15 @@ from rlinf_core.config.composing.references import (
 )
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.secrets import is_secret
-from rlinf_core.config.source import NotationError, Span
 from rlinf_core.config.tree import (
     Composed,
     MappingNode,
     Node,
+    NotationError,
     Path,
     ScalarNode,
     SequenceNode,
+    Span,
     child,
     children,
     first_line,

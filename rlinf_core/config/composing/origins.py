@@ -14,9 +14,8 @@ from pydantic_core import to_jsonable_python
 from rlinf_core.config.composing.references import escape_references
 from rlinf_core.config.ranks import format_range
 from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
-from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Node, Path, SequenceNode, is_null, resolve_plain, to_data
-from rlinf_core.foreign.terminal_text import escape_of
+from rlinf_core.config.tree import MappingNode, Node, Path, SequenceNode, Span, is_null, resolve_plain, to_data
+from rlinf_core.suggest import escape_of
 
 Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
 """Plain data, or the result of `to_data`."""

@@ -14,14 +14,17 @@ from typing import Final, NamedTuple
 from rlinf_core.config.composing.references import Step, has_references, parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import COMPONENT_PLACEMENT, read_value, split_components
-from rlinf_core.config.source import OVERRIDES_NAME, NotationError, SourceText, Span
 from rlinf_core.config.tree import (
+    OVERRIDES_NAME,
     Entry,
     MappingNode,
     Node,
+    NotationError,
     Path,
     ScalarNode,
     SequenceNode,
+    SourceText,
+    Span,
     format_path,
     is_null,
     merge,

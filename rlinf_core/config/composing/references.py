@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from rlinf_core.config.source import NotationError
-from rlinf_core.config.tree import Path
+from rlinf_core.config.tree import NotationError, Path
 
 _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 _BARE: Final = re.compile(r"""[^\s.\[\]{}="']+""")

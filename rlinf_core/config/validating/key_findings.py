@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.names import foreign_names, names_at
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span, naming
-from rlinf_core.config.validating.foreign_names import foreign_names, names_at
 from rlinf_core.config.validating.kinds import key_of_others
 from rlinf_core.config.validating.model_fields import (
     fields_at,
@@ -24,7 +24,7 @@ from rlinf_core.config.validating.model_fields import (
     value_type,
     written_fields,
 )
-from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, hardware_model, hardware_types
+from rlinf_core.hardware.robots import UNKNOWN_TYPE, hardware_model, hardware_types
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12

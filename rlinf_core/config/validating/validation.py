@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, Ty
 from pydantic import BaseModel, ValidationError
 
 from rlinf_core.config.diagnostics import MOST, Diagnostic, Diagnostics, Severity
+from rlinf_core.config.names import foreign_names
 from rlinf_core.config.secrets import is_secret
-from rlinf_core.config.source import Span
 from rlinf_core.config.tree import (
     Composed,
     MappingNode,
     Node,
     Path,
     ScalarNode,
+    Span,
     child,
     entry_at,
     find,
@@ -31,11 +32,9 @@ from rlinf_core.config.tree import (
     to_data,
 )
 from rlinf_core.config.validating import key_findings
-from rlinf_core.config.validating.foreign_names import foreign_names
 from rlinf_core.config.validating.key_findings import keys_at, meant_key, torn_key
 from rlinf_core.config.validating.kinds import meant_kind, without_keys_of_others
-from rlinf_core.config.validating.model_fields import fields_at
-from rlinf_core.config.validating.pruning import Cuts, Kept, Validated, cut, original, prefixes
+from rlinf_core.config.validating.model_fields import Cuts, Kept, Validated, cut, fields_at, original, prefixes
 from rlinf_core.config.validating.validation_messages import is_our_code, words_for, wrong_kind
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from rlinf_core.foreign.files import (
     open_log,
     open_regular,
 )
-from rlinf_core.foreign.terminal_text import encodable
 from rlinf_core.runners.storage.durable import append_whole
+from rlinf_core.suggest import encodable
 
 T = TypeVar("T")
 M = TypeVar("M", bound=FileModel)

@@ -38,7 +38,7 @@ from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import FileModel, Step, read_text, write_fault
-from rlinf_core.node.process_identity import Presence, own_identity
+from rlinf_core.node.process_life import Presence, own_identity
 from rlinf_core.process import pacing
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable

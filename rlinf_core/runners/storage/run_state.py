@@ -13,10 +13,10 @@ from pydantic import Field
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import FileModel, Moment, Name, Step, read_fault, read_model
-from rlinf_core.foreign.terminal_text import encodable
-from rlinf_core.node.process_identity import Presence, ProcessIdentity, look
+from rlinf_core.node.process_life import Presence, ProcessIdentity, look
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus
+from rlinf_core.suggest import encodable
 
 SCHEMA: Final = "rlinf.run/1"
 STATE: Final = "run.json"

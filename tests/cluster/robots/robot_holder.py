@@ -16,7 +16,7 @@ from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP
 from recipes.embodied.robots.franka_kinematics import HOME
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotSilentError
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 
 # Within which a call must have its answer, so that a link that is cut is told soon.
 CALL_SECONDS: Final = 3.0

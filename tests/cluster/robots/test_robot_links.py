@@ -28,7 +28,7 @@ STOP_PERIODS = 2
 WATCH = """
 import json, sys
 from recipes.embodied.robots.controller_client import FrankaClient
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 
 client = FrankaClient(Franka(node_rank=0, robot_ip=sys.argv[1], robot_port=int(sys.argv[2])))
 for _ in sys.stdin:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from rlinf_core import Cluster, Worker, WorkerGroup
-from rlinf_core.cluster import claiming
+from rlinf_core.cluster import driver_job
 from rlinf_core.errors import DeviceHeldError
 from rlinf_core.hardware.accelerators import register_accelerator
 from rlinf_core.node.device_claims import listing
@@ -50,7 +50,7 @@ def launch(mode: str, ranks: str) -> Any:
 
 def begin_run() -> None:
     """Keep devices over several clusters, as a run does."""
-    kept.enter_context(claiming.kept("/runs/mine"))
+    kept.enter_context(driver_job.kept_claims("/runs/mine"))
 
 
 def end_run() -> None:
@@ -60,7 +60,7 @@ def end_run() -> None:
 
 def end_attempt() -> None:
     """Leave the cluster as a run does whose next attempt follows."""
-    claiming.leave_for_next(cluster)
+    driver_job.leave_claims(cluster)
     groups.clear()
     cluster.shutdown()
 

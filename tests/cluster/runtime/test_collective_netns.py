@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint_info import Settings
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.errors import WorkerDiedError
 
 pytestmark = [

@@ -16,9 +16,9 @@ import rlinf_cli
 import rlinf_core
 from rlinf_core import ConfigError, WorkerAddress, WorkerGroup, load_job
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.machines.cluster import CLUSTER_LABEL, NODE_LABEL
-from rlinf_core.config.machines.cluster import ClusterConfig as OurClusterConfig
-from rlinf_core.hardware.robots.franka import Franka as FrankaConfig
+from rlinf_core.config.sections.cluster import CLUSTER_LABEL, NODE_LABEL
+from rlinf_core.config.sections.cluster import ClusterConfig as OurClusterConfig
+from rlinf_core.hardware.franka import Franka as FrankaConfig
 from rlinf_core.topology import ClusterTopology
 from rlinf_core.topology import NodeInfo as OurNode
 from rlinf_core.worker.communication import Communication

@@ -17,9 +17,9 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.process.proc import peer_credentials
-from rlinf_core.worker.group.handle import WorkerGroupHandle
-from rlinf_core.worker.group.worker_group import WorkerGroup
+from rlinf_core.worker.handle import WorkerGroupHandle
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 
 _names = itertools.count()
 

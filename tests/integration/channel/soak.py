@@ -33,8 +33,8 @@ from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, RLinfError
 from rlinf_core.placement.strategies import NodePlacementStrategy
-from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 
 KEYS = ("red", "green", "blue")
 SIZES = (10, 10, 10, 1_000, 1_000, 50_000, 300_000, 3_000_000)

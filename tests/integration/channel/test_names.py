@@ -13,8 +13,8 @@ from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import ChannelError, ClusterError, DeadlockError, InvalidNameError, PeerNotFoundError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 from tests.integration.channel.conftest import waiting
 from tests.waiting import until
 

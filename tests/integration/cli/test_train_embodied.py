@@ -158,7 +158,7 @@ def test_a_worker_that_dies_is_told_first(running: subprocess.Popen[str]) -> Non
 
 def _job_of(pid: int) -> str:
     """Return the name of the job whose driver has this pid: others may run on this machine."""
-    from rlinf_core.cluster.driver_folder import running_jobs
+    from rlinf_core.cluster.engine import running_jobs
 
     return next(record.job for record in running_jobs() if record.pid == pid)
 

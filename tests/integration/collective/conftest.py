@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint_info import Settings
+from rlinf_core.collective.handshake import ClusterSecret
 
 _SCRIPT = Path(__file__).with_name("peer_process.py")
 _ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections import handshake
+from rlinf_core.collective import handshake
 from tests.integration.collective.conftest import THERE
 
 PAYLOAD = 16 << 20

@@ -17,7 +17,7 @@ import ray
 from rlinf_core import Worker
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, PlacementError
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from tests.listeners import family_of, listeners_of

@@ -19,8 +19,8 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.process.known_secrets import remember
 from rlinf_core.runners.trace import TraceWriter
-from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 
 
 class Talker(Worker):

@@ -22,8 +22,8 @@ from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.node.stacks import py_spy
 from rlinf_core.placement.strategies import NodePlacementStrategy
-from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 from tests.waiting import until
 
 pexpect: Any = pytest.importorskip("pexpect")
@@ -272,7 +272,7 @@ def test_a_job_that_does_not_run(job: Any) -> None:
 
 
 def test_the_record_of_a_job_is_its_users_only(job: Any) -> None:
-    from rlinf_core.cluster.driver_folder import base_folder
+    from rlinf_core.cluster.engine import base_folder
 
     records = [folder / "job" for folder in base_folder().iterdir() if (folder / "job").exists()]
     assert records

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.advice.durations import CallRow, Durations, fit_by_model, fit_duration, steady_or_spread
+from rlinf_core.job.flow import CallRow, Durations, fit_by_model, fit_duration, steady_or_spread
 
 
 def row(rows: float, seconds: float, model: str = "", *, shared: bool = False) -> CallRow:

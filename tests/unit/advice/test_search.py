@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_core.advice.arrangements import (
+from rlinf_core.job.arrangements import (
     Arrangement,
     DeviceGroup,
     DeviceSpan,
@@ -97,7 +97,7 @@ def test_of_thousands_equal_and_separate_sets_are_searched() -> None:
 
 
 _LISTED = """
-from rlinf_core.advice.arrangements import DeviceGroup, candidates
+from rlinf_core.job.arrangements import DeviceGroup, candidates
 from tests.unit.advice.test_search import Toy
 kinds = (DeviceGroup("a", 4000, 8), DeviceGroup("b", 4000, 8))
 names = ("env", "rollout", "actor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_core.advice.job_flow import Process, Receive, Use, VirtualTime
+from rlinf_core.job.flow import Process, Receive, Use, VirtualTime
 
 
 def test_a_device_serves_those_that_ask_one_after_the_other() -> None:

@@ -13,10 +13,10 @@ from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.broker_clients import MIB, MemoryGate
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.launch import ChannelClients
-from rlinf_core.channel.mailbox import ID_STEP, ClientMailbox, slot_of
-from rlinf_core.collective.connections.handshake import ClusterSecret
+from rlinf_core.channel.wire import ID_STEP, ClientMailbox, slot_of
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Settings, StaticResolver
+from rlinf_core.collective.handshake import ClusterSecret
 from tests.waiting import until
 
 SETTINGS = Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)

@@ -18,7 +18,7 @@ from rlinf_core.channel.operation import ChannelFull, ChannelOperation
 from rlinf_core.channel.pending import Pending
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError, WorkerDiedError

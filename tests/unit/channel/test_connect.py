@@ -17,9 +17,9 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.launch import ChannelClients
 from rlinf_core.channel.operation import ChannelEmpty
-from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.errors import CommunicationTimeoutError, InvalidNameError
 from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import SETTINGS, Stage, greeted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core.channel.mailbox import (
+from rlinf_core.channel.wire import (
     ACK_SLOTS,
     ID_STEP,
     LARGEST,

@@ -11,9 +11,9 @@ import pytest
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.broker_clients import BrokerClient
-from rlinf_core.channel.mailbox import ID_STEP, LARGEST, BrokerMailbox, ClientMailbox
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.queue_state import Reason
+from rlinf_core.channel.wire import ID_STEP, LARGEST, BrokerMailbox, ClientMailbox
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import (
     CancelledOperationError,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.channel.pending import PutPipeline, QueuedPut
-from rlinf_core.collective.messages.message import Encoded
+from rlinf_core.collective.message import Encoded
 
 KIB = 1 << 10
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.channel import wire
-from rlinf_core.collective.messages.message import encode
+from rlinf_core.collective.message import encode
 from rlinf_core.errors import PayloadError
 
 ID_STEP = st.integers(0, 2**64 - 1)

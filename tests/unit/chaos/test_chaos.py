@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.cluster import driver_folder
+from rlinf_core.cluster import engine
 from rlinf_core.errors import ConfigError, RunError
-from rlinf_core.node.process_identity import identity_here, opened, own_identity, send
+from rlinf_core.node.process_life import identity_here, opened, own_identity, send
 from rlinf_core.process.proc import MARK
 from tests.chaos.__main__ import main
 from tests.chaos.campaign import prepare_folder
@@ -196,7 +196,7 @@ def sleeping(title: str, **environ: str) -> subprocess.Popen[bytes]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The private folder of this process as a driver."""
-    monkeypatch.setattr(driver_folder, "base_folder", lambda: tmp_path)
+    monkeypatch.setattr(engine, "base_folder", lambda: tmp_path)
     own = tmp_path / "driver"
     own.mkdir()
     (own / "owner").write_text(json.dumps(own_identity()._asdict()))

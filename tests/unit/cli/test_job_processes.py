@@ -24,7 +24,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import RunError, RuntimeFailure
-from rlinf_core.node.process_identity import ProcessIdentity
+from rlinf_core.node.process_life import ProcessIdentity
 from rlinf_core.node.stacks import NOT_PYTHON, ProcessStacks, StackRequest
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.supervision.job_view import (

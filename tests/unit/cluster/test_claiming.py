@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import ray.exceptions
 
-from rlinf_core.cluster import claiming, job_claims, node_holder
-from rlinf_core.cluster.claiming import claim, claim_names, describe, give_back, kept, leave_for_next
-from rlinf_core.cluster.node_holder import devices_of
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.cluster import driver_job, job_claims
+from rlinf_core.cluster.driver_job import claim, claim_names, describe_claims, give_back, kept_claims, leave_claims
+from rlinf_core.cluster.job_claims import devices_of
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, DeviceHeldError
 from rlinf_core.node import device_claims
@@ -66,12 +66,12 @@ class OneNode:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Generator[OneNode]:
-    monkeypatch.setattr(claiming, "_claims", None)
+    monkeypatch.setattr(driver_job, "_claims", None)
     # A busy machine may answer late; nobody here is silent.
     monkeypatch.setattr(device_claims, "_ASK_SECONDS", 60.0)
     monkeypatch.setenv("RLINF_CLAIMS", "wait")
     yield OneNode()
-    claiming._on_disconnect()  # pyright: ignore[reportPrivateUsage]
+    driver_job._on_disconnect()  # pyright: ignore[reportPrivateUsage]
 
 
 class _Method:
@@ -128,7 +128,7 @@ class TwoNodes(OneNode):
 
     def leave(self) -> None:
         """Leave the cluster, with which the actors end."""
-        claiming._on_disconnect()  # pyright: ignore[reportPrivateUsage]
+        driver_job._on_disconnect()  # pyright: ignore[reportPrivateUsage]
         for actor in self.actors:
             actor.drop.remote([f"{self.vendor}:{number}" for number in range(8)])
 
@@ -140,7 +140,7 @@ class TwoNodes(OneNode):
 def pair(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> Generator[TwoNodes]:
     monkeypatch.setattr(job_claims, "ray_api", _Ray)
     made = TwoNodes()
-    monkeypatch.setattr(node_holder, "_end_process", lambda: made.ended.set())
+    monkeypatch.setattr(job_claims, "_end_process", lambda: made.ended.set())
     yield made
     made.leave()
     for keeper in made.keepers:
@@ -188,7 +188,7 @@ def test_two_names_of_one_device_are_one(node: OneNode, hold: Hold, holds_by: st
     info = NodeInfo(0, 2, node.vendor, accelerator_ids=ids, accelerator_identities=identities)
     node.topology = ClusterTopology.from_nodes([info])
     claim(node, node.placements("0"))
-    give_back(claiming._THE_CLUSTER)  # pyright: ignore[reportPrivateUsage]
+    give_back(driver_job._THE_CLUSTER)  # pyright: ignore[reportPrivateUsage]
     node.on_wait = other.kill
     claim(node, node.placements("0-1"))
     assert node.said == ["accelerator 1 of node 0: /runs/a, step 12 of 30, about 2 min"]
@@ -248,9 +248,9 @@ def test_nobody_waits_for_a_device_while_it_holds_another(node: OneNode, hold: H
 
 
 def test_what_is_kept_over_clusters_is_given_back_before_a_wait(node: OneNode, hold: Hold) -> None:
-    with kept("/runs/mine"):
+    with kept_claims("/runs/mine"):
         claim(node, node.placements("0"))
-        claiming._on_disconnect()  # pyright: ignore[reportPrivateUsage]
+        driver_job._on_disconnect()  # pyright: ignore[reportPrivateUsage]
         (one,) = holders([f"{node.vendor}:0"])
         assert one.about is not None
         assert one.about["run"] == "/runs/mine"
@@ -273,7 +273,7 @@ def test_a_job_without_accelerators_asks_nobody(node: OneNode) -> None:
     config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": {"node_group": "node", "placement": 0}}}}
     placements = ComponentPlacement(config, node.topology).get_strategy("actor").get_placement(node.topology)
     claim(node, placements)
-    assert claiming._claims is None  # pyright: ignore[reportPrivateUsage]
+    assert driver_job._claims is None  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_workers_own_groups_are_its_jobs(node: OneNode, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_a_workers_own_groups_are_its_jobs(node: OneNode, hold: Hold, monkeypatc
 
 def test_how_far_a_job_is_is_seen_by_others(node: OneNode) -> None:
     claim(node, node.placements("0"))
-    describe(often=True, step=3, total=9, left=600.0)
+    describe_claims(often=True, step=3, total=9, left=600.0)
     (one,) = holders([f"{node.vendor}:0"])
     assert progress_words(one) == "step 3 of 9, about 10 min"
 
@@ -354,7 +354,7 @@ def test_nobody_is_refused_for_one_that_waits_itself(
 
 def test_a_run_that_had_its_devices_waits_for_them(pair: TwoNodes, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLINF_CLAIMS", "no-wait")
-    with kept("/runs/mine"):
+    with kept_claims("/runs/mine"):
         claim(pair, pair.placements("3-4"))
         pair.leave()
         assert pair.held() == ["3"]
@@ -367,9 +367,9 @@ def test_a_run_that_had_its_devices_waits_for_them(pair: TwoNodes, hold: Hold, m
 
 def test_nobody_steps_in_between_two_attempts(pair: TwoNodes) -> None:
     device = [f"{pair.vendor}:4"]
-    with kept("/runs/mine"):
+    with kept_claims("/runs/mine"):
         claim(pair, pair.placements("3-4"))
-        leave_for_next(pair)
+        leave_claims(pair)
         pair.leave()
         (one,) = holders(device)
         assert one.about is not None
@@ -386,9 +386,9 @@ def test_nobody_steps_in_between_two_attempts(pair: TwoNodes) -> None:
 
 
 def test_what_was_left_on_a_node_is_given_back_before_a_wait(pair: TwoNodes, hold: Hold) -> None:
-    with kept("/runs/mine"):
+    with kept_claims("/runs/mine"):
         claim(pair, pair.placements("3-4"))
-        leave_for_next(pair)
+        leave_claims(pair)
         pair.leave()
         other = hold(f"{pair.vendor}:5")
         seen: list[str] = []
@@ -406,20 +406,20 @@ def test_what_was_left_on_a_node_is_given_back_before_a_wait(pair: TwoNodes, hol
 def test_a_run_that_does_not_come_back_loses_its_devices(pair: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_claims, "_RETURN_SECONDS", 0.0)
     monkeypatch.setenv("RLINF_CONNECT_TIMEOUT", "0.01")
-    with kept("/runs/mine"):
+    with kept_claims("/runs/mine"):
         claim(pair, pair.placements("3-4"))
-        leave_for_next(pair)
+        leave_claims(pair)
         pair.leave()
         assert pair.ended.wait(60)
         assert pair.held() == ["3"]
 
 
 def test_a_node_that_fails_at_the_end_keeps_nothing(pair: TwoNodes) -> None:
-    with kept("/runs/mine"):
+    with kept_claims("/runs/mine"):
         claim(pair, pair.placements("3-4"))
         for failure in (ray.exceptions.RayActorError(), ValueError("no such option")):
             pair.failure = failure
-            leave_for_next(pair)
+            leave_claims(pair)
         pair.failure = None
         pair.leave()
         assert pair.held() == ["3"]
@@ -428,7 +428,7 @@ def test_a_node_that_fails_at_the_end_keeps_nothing(pair: TwoNodes) -> None:
 
 
 def test_what_is_kept_has_the_rank_of_the_next_cluster(pair: TwoNodes) -> None:
-    with kept("/runs/mine"):
+    with kept_claims("/runs/mine"):
         claim(pair, pair.placements("3"))
         pair.leave()
         # The same machine, by the same names, as node 1.

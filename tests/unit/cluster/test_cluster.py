@@ -22,14 +22,14 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import cluster as module
-from rlinf_core.cluster import driver_folder as folders
-from rlinf_core.cluster import engine, job, joining
+from rlinf_core.cluster import driver_job, engine, joining
+from rlinf_core.cluster import engine as folders
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.cluster.job import cause_of
+from rlinf_core.cluster.driver_job import cause_of
 from rlinf_core.cluster.ray_process import kept_handler, own_signals
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, EnvironmentVariableError
-from rlinf_core.node.process_identity import ProcessIdentity, own_identity
+from rlinf_core.node.process_life import ProcessIdentity, own_identity
 from rlinf_core.process import proc
 from rlinf_core.topology import ClusterTopology, NodeInfo
 from tests.waiting import until
@@ -152,7 +152,7 @@ def test_a_folder_is_its_makers_while_it_lives() -> None:
 @pytest.mark.usefixtures("temporary")
 def test_folder_of_a_dead_process_is_removed_at_the_next_start() -> None:
     code = (
-        "import sys, tempfile; tempfile.tempdir = sys.argv[1]; from rlinf_core.cluster import driver_folder as folders;"
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]; from rlinf_core.cluster import engine as folders;"
         "print(folders.new_folder())"
     )
     done = subprocess.run(
@@ -262,7 +262,7 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
             sys.executable,
             "-c",
             "import os, subprocess, sys, time\n"
-            "from rlinf_core.process import proc\nfrom rlinf_core.cluster import driver_folder as folders\n"
+            "from rlinf_core.process import proc\nfrom rlinf_core.cluster import engine as folders\n"
             "folder = folders.new_folder(); os.environ[proc.MARK] = str(folder)\n"
             "proc.guard(str(folder))\n"
             "subprocess.Popen(['ray::Agent', '-c', 'import time; time.sleep(600)'], executable=sys.executable)\n"
@@ -428,9 +428,12 @@ def test_simultaneous_threads_share_one_manager_connection(monkeypatch: pytest.M
         made.append(object())
         return made[-1]
 
-    monkeypatch.setattr(job, "current_client", lambda: made[-1] if made else None)
-    monkeypatch.setattr(job, "_connect", connect)
+    monkeypatch.setattr(driver_job, "current_client", lambda: made[-1] if made else None)
+    monkeypatch.setattr(driver_job, "_connect", connect)
     with ThreadPoolExecutor(2) as pool:
-        lines = [pool.submit(job.connect_driver, Session("job", b"secret"), "127.0.0.1", "node 0", 0) for _ in range(2)]
+        lines = [
+            pool.submit(driver_job.connect_driver, Session("job", b"secret"), "127.0.0.1", "node 0", 0)
+            for _ in range(2)
+        ]
         assert {id(line.result()) for line in lines} == {id(made[0])}
     assert len(made) == 1

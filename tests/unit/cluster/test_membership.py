@@ -23,7 +23,7 @@ from rlinf_core.cluster.membership import (
     stand_in,
     take_seats,
 )
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, EnvironmentVariableError
 from rlinf_core.topology import NodeInfo

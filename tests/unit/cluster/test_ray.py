@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.cluster import engine, ray_private, ray_process
+from rlinf_core.cluster import engine, ray_process
 from rlinf_core.cluster import ray_api as module
-from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.cluster.ray_private import PARTS, PrivatePart
+from rlinf_core.cluster.ray_api import PARTS, PrivatePart, ray_api
 from rlinf_core.errors import ClusterError
 from rlinf_core.node.node_facts import ray_environment
 from rlinf_core.process.proc import MARK
@@ -175,7 +174,7 @@ def test_starting_ray_is_asked_once_the_head_lists_its_node(monkeypatch: pytest.
     assert services.get_node is own
 
 
-ROOT = Path(ray_private.__file__).parents[2]
+ROOT = Path(module.__file__).parents[2]
 # What is run on a node in an interpreter of its own, which has no rlinf, is a text.
 AS_TEXT = "rlinf_cli/cluster/node/questions.py"
 
@@ -207,7 +206,7 @@ def test_ray_still_knows_the_variables_of_its_environment() -> None:
 @pytest.mark.parametrize(
     ("pattern", "allowed"),
     [
-        (r"\bray\._(?!_)|\b_raylet\b", {"rlinf_core/cluster/ray_private.py", AS_TEXT}),
+        (r"\bray\._(?!_)|\b_raylet\b", {"rlinf_core/cluster/ray_api.py", AS_TEXT}),
         (r"^\s*(from|import) ray\b|import_module\(.ray\b", {"rlinf_core/cluster/ray_api.py", AS_TEXT}),
     ],
     ids=["private", "any"],
@@ -226,7 +225,7 @@ def test_one_place_touches_ray(pattern: str, allowed: set[str]) -> None:
 
 def test_what_is_not_listed_is_refused() -> None:
     with pytest.raises(KeyError):
-        ray_private.ray_module("ray._private.runtime_env")
+        module.ray_module("ray._private.runtime_env")
 
 
 def test_without_standard_error_the_true_cause_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

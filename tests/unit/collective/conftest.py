@@ -10,9 +10,9 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Settings, StaticResolver
+from rlinf_core.collective.handshake import ClusterSecret
 
 HERE, THERE = WorkerAddress("here", 0), WorkerAddress("there", 0)
 

@@ -13,11 +13,10 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.connections.connection_pool import ConnectionPool
-from rlinf_core.collective.connections.handshake import Admission, PeerIdentity
-from rlinf_core.collective.connections.listener import listen_tcp
+from rlinf_core.collective.connection import Connection
+from rlinf_core.collective.connection_pool import ConnectionPool
 from rlinf_core.collective.endpoint_info import Settings
+from rlinf_core.collective.handshake import Admission, PeerIdentity, listen_tcp
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import ClusterError, MismatchError
 from tests.waiting import until

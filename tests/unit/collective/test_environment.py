@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.collective import memory_budget
-from rlinf_core.collective.connections.listener import LONGEST_PATH, UnixDirectory, reap
 from rlinf_core.collective.endpoint_info import Settings, advertised_address, make_endpoint_info
+from rlinf_core.collective.handshake import LONGEST_PATH, UnixDirectory, reap
 from rlinf_core.errors import EnvironmentVariableError
 from rlinf_core.process.proc import alive, identity
 
@@ -88,7 +88,7 @@ def test_a_directory_is_private_and_goes_with_its_process(tmp_path: Path) -> Non
         mine = UnixDirectory(base)
         assert mine.path.stat().st_mode & 0o777 == 0o700
         code = (
-            "import os, sys; from rlinf_core.collective.connections.listener import UnixDirectory;"
+            "import os, sys; from rlinf_core.collective.handshake import UnixDirectory;"
             f"print(UnixDirectory({base!r}).path, flush=True); os._exit(9)"
         )
         killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

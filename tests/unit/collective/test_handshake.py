@@ -15,12 +15,18 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.collective import handshake
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connections import handshake
-from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
-from rlinf_core.collective.connections.listener import Listener, listen_unix
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Settings, StaticResolver
+from rlinf_core.collective.handshake import (
+    Acceptance,
+    Admission,
+    ClusterSecret,
+    Listener,
+    PeerIdentity,
+    listen_unix,
+)
 from rlinf_core.errors import AuthenticationError
 
 pytestmark = pytest.mark.security

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from rlinf_core.collective.connections.connection import ConnectionLostError
+from rlinf_core.collective.connection import ConnectionLostError
 from rlinf_core.collective.endpoint_info import Settings
-from rlinf_core.collective.messages.frame import Frame, FrameKind
-from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.frame import Frame, FrameKind
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
 from rlinf_core.collective.transfer.received_messages import Backlog, ReceivedMessage

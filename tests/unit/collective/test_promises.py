@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.collective.messages.frame import PIECE
-from rlinf_core.collective.messages.payload import copy_bytes
+from rlinf_core.collective.frame import PIECE, copy_bytes
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.collective.transfer import receiver, sender
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import (

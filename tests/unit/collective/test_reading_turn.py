@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connections import reading_turn
-from rlinf_core.collective.messages.frame import Frame, FrameKind
-from rlinf_core.collective.messages.message import encode
+from rlinf_core.collective import connection
+from rlinf_core.collective.frame import Frame, FrameKind
+from rlinf_core.collective.message import encode
 from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError, WorkerDiedError
 from tests.unit.collective.conftest import THERE
 from tests.unit.collective.test_receiver import SEVENS, SIZE, Wired, object_frame, route_frame, tensor_frame
@@ -80,8 +80,8 @@ class Led:
 
 @pytest.fixture
 def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
-    monkeypatch.setattr(reading_turn, "_CLOSELY", 1000.0)
-    monkeypatch.setattr(reading_turn, "_LONGEST", 1000.0)
+    monkeypatch.setattr(connection, "_CLOSELY", 1000.0)
+    monkeypatch.setattr(connection, "_LONGEST", 1000.0)
     made = Led()
     yield made
     made.close()
@@ -90,7 +90,7 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
 @pytest.fixture
 def _seldom(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have callers notice soon that no message follows closely."""
-    monkeypatch.setattr(reading_turn, "_LONGEST", 0.01)
+    monkeypatch.setattr(connection, "_LONGEST", 0.01)
 
 
 def test_waiting_caller_reads_for_itself_and_for_others(led: Led) -> None:

@@ -18,12 +18,12 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.arena import FIRST_LEASE, LeaseState, spill
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.connections.connection_pool import ConnectionPool
+from rlinf_core.collective.connection import Connection
+from rlinf_core.collective.connection_pool import ConnectionPool
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Settings
-from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
-from rlinf_core.collective.messages.message import encode
+from rlinf_core.collective.frame import Flag, Frame, FrameKind
+from rlinf_core.collective.message import encode
 from rlinf_core.collective.transfer import received_messages, receiver
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died

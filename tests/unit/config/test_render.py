@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask, mask_message, mask_text, secret_values
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Path, find, part, place, to_data
+from rlinf_core.config.tree import Path, SourceText, Span, find, part, place, to_data
 from rlinf_core.job.load import Job
 from tests.unit.config.texts import LINES, composing, finding, tree_of
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.tree import Composed, Path
-from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.config.validating.model_fields import Validated
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.scalars import Bool, Float, Int, Text, problem
 from tests.unit.config.texts import tree_of

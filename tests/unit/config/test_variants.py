@@ -13,12 +13,10 @@ from pydantic import Field
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import NoOptions, OneOf, Options, Variant, one_of
+from rlinf_core.config.names import shipped_configs
 from rlinf_core.config.reading import read
-from rlinf_core.config.sections.hub_names import hub_paths
-from rlinf_core.config.sections.values import DataPath
-from rlinf_core.config.shipped import shipped_configs
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Composed, MappingNode, merge, to_data
+from rlinf_core.config.sections.values import DataPath, hub_paths
+from rlinf_core.config.tree import Composed, MappingNode, SourceText, merge, to_data
 from rlinf_core.config.validating.kinds import key_of_others, without_idle_keys
 from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.validation import validate

@@ -6,8 +6,7 @@ from rlinf_cli.job import machine_rules
 from rlinf_core.config.composing.compose import compose
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import decode, read
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Composed, MappingNode
+from rlinf_core.config.tree import Composed, MappingNode, SourceText, Span
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.load import STAND_INS, ClusterFile, check_cluster
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core import waiting
-from rlinf_core.process import inflight_ops
+from rlinf_core.process import activity
 from tests.clock import Clock
 
 
@@ -11,6 +11,6 @@ from tests.clock import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of waits."""
     clock = Clock()
-    for module in (waiting, inflight_ops):
+    for module in (waiting, activity):
         monkeypatch.setattr(module, "time", clock)
     return clock

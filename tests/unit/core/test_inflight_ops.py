@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlinf_core.process.inflight_ops import InflightOps, current_task_key
+from rlinf_core.process.activity import InflightOps, current_task_key
 from rlinf_core.waiting import OperationKind
 from tests.clock import Clock
 

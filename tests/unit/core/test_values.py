@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import ConfigError, EnvironmentVariableError, InvalidNameError
 from rlinf_core.registry import Registry
-from rlinf_core.statistics import wilson_interval
+from rlinf_core.runners.metrics import wilson_interval
 from rlinf_core.suggest import as_index, clipped, short_repr
 from rlinf_core.waiting import Deadline, Operation, OperationKind, spell_seconds
 from tests.clock import Clock

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlinf_cli.console import guarded_stream, in_colours, unguarded_stream
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 from rlinf_core.foreign.strict_json import MAX_DEPTH, BadJsonError, load_json, load_json_object, wide_encoding
-from rlinf_core.foreign.terminal_text import escaped, replaced
+from rlinf_core.suggest import escaped, replaced
 from tests.clock import Clock
 
 

@@ -11,16 +11,12 @@ from pydantic import ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.errors import ConfigError
-
-# `plugin_driven` is imported here, so that each test's own registry begins with what it registers.
-from rlinf_core.hardware.robots import plugin_driven
-from rlinf_core.hardware.robots import unit as units
-from rlinf_core.hardware.robots.franka import ROBOT_PORT, Franka
-from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types, register_hardware
+from rlinf_core.hardware import robots as units
+from rlinf_core.hardware.franka import ROBOT_PORT, Franka
+from rlinf_core.hardware.robots import RobotUnit, hardware_model, hardware_types, register_hardware
 from rlinf_core.process.import_path import EntryPoint
 from rlinf_core.scalars import Float, YamlInt
 
-assert plugin_driven
 OURS = ["DOSW1", "DualFranka", "Franka", "GimArm", "Robot", "SO-101", "Turtle2"]
 ARM: dict[str, Any] = {"node_rank": 16, "robot_ip": "10.10.10.1"}
 
@@ -260,8 +256,8 @@ def test_a_package_that_cannot_deliver_is_named(offer: Any, value: str) -> None:
 
 def test_a_file_without_robots_imports_none() -> None:
     code = (
-        "import sys, rlinf_core.config.machines.cluster as c; c.ClusterConfig.model_validate({'num_nodes': 1});"
-        "print([m for m in ('rlinf_core.hardware.robots.franka', 'ray', 'torch') if m in sys.modules])"
+        "import sys, rlinf_core.config.sections.cluster as c; c.ClusterConfig.model_validate({'num_nodes': 1});"
+        "print([m for m in ('rlinf_core.hardware.franka', 'ray', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -19,8 +19,7 @@ from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.tree import Composed, Path, to_data
-from rlinf_core.config.validating.model_fields import alternatives, model_of
-from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.config.validating.model_fields import Validated, alternatives, model_of
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import Job
 from rlinf_core.job.report import FindingPlace, Report

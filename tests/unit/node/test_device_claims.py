@@ -19,7 +19,7 @@ import pytest
 from rlinf_core.node import device_claims
 from rlinf_core.node.device_claims import DeviceHolder, claim_name, holders, keep, listing
 from rlinf_core.node.holder_words import job_words
-from rlinf_core.process import abstract_sockets
+from rlinf_core.process import proc
 from tests.waiting import until
 
 _HOLD = """\
@@ -290,13 +290,13 @@ def test_another_users_socket_does_not_count(
     """As if the kernel named another user, which takes no other user."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as thief:
         thief.bind(f"\0{claim_name(devices[0])}")
-        number, owner = os.fstat(thief.fileno()).st_ino, abstract_sockets._owner  # pyright: ignore[reportPrivateUsage]
+        number, owner = os.fstat(thief.fileno()).st_ino, proc._owner  # pyright: ignore[reportPrivateUsage]
         assert owner(number) in (os.getuid(), None)
 
         def another(asked: int) -> int | None:
             return os.getuid() + 1 if asked == number else owner(asked)
 
-        monkeypatch.setattr(abstract_sockets, "_owner", another)
+        monkeypatch.setattr(proc, "_owner", another)
         assert holders(devices[:1]) == []
         assert holder.take(devices[:1]).ok
 

@@ -23,12 +23,22 @@ from typing import Any
 import pytest
 
 from rlinf_core.errors import ClusterError, ProcessEnd, RLinfError
-from rlinf_core.node import process_identity as subject
+from rlinf_core.node import process_life as subject
 from rlinf_core.node.cluster_records import folder
+from rlinf_core.node.environment import name_user, refuse_stripped_docstrings
 from rlinf_core.node.fork_server import ForkClient, ForkSettings
-from rlinf_core.node.own_process import name_user, refuse_stripped_docstrings
-from rlinf_core.node.process_end import EndWatch, has_ended, memory_kill, own_group
-from rlinf_core.node.process_identity import Presence, ProcessIdentity, UnprovenProcessError, held, look, own_identity
+from rlinf_core.node.process_life import (
+    EndWatch,
+    Presence,
+    ProcessIdentity,
+    UnprovenProcessError,
+    has_ended,
+    held,
+    look,
+    memory_kill,
+    own_group,
+    own_identity,
+)
 from tests.kernel import KEEPS_ENDS
 
 KEPT = pytest.mark.skipif(not KEEPS_ENDS, reason="the kernel does not keep how a process ended")
@@ -112,7 +122,7 @@ def test_process_that_is_gone_is_not_watched() -> None:
 def test_kill_for_memory_is_one_of_that_pid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, pid: int, names: bool
 ) -> None:
-    monkeypatch.setattr("rlinf_core.node.process_end.namespace", lambda _: 0xEFFFFFFC)
+    monkeypatch.setattr("rlinf_core.node.process_life.namespace", lambda _: 0xEFFFFFFC)
     log = tmp_path / "kmsg"
     log.write_text(f"4,100,5000000,-;{line}\n")
     assert memory_kill(pid, path=str(log)) == (line if names else None)
@@ -121,7 +131,7 @@ def test_kill_for_memory_is_one_of_that_pid(
 
 
 def test_pids_of_another_name_space_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_core.node.process_end.namespace", lambda _: 0)
+    monkeypatch.setattr("rlinf_core.node.process_life.namespace", lambda _: 0)
     log = tmp_path / "kmsg"
     log.write_text("4,100,5000000,-;Out of memory: Killed process 4711 (python)\n")
     assert memory_kill(4711, path=str(log)) is None

@@ -6,13 +6,13 @@ from rlinf_cli.codes import CLOSE, OPEN
 from rlinf_cli.job.placement_rules import lint
 from rlinf_core.config.composing.compose import with_bases
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.reading import decode
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.config.tree import Composed
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.load import Job
-from rlinf_core.placement.check import check_placement
+from rlinf_core.job.report import check_placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 

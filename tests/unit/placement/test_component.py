@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import ConfigError, PlacementError
+from rlinf_core.node.environment import ProcessEnvironment, process_environment, ray_interpreter
 from rlinf_core.placement.component import (
     ComponentPlacement,
     HybridComponentPlacement,
@@ -19,7 +20,6 @@ from rlinf_core.placement.component import (
     needed_nodes,
     nodes_of_components,
 )
-from rlinf_core.placement.environment import ProcessEnvironment, process_environment, ray_interpreter
 from rlinf_core.placement.strategies import FlexiblePlacementStrategy
 from rlinf_core.topology import ClusterTopology, NodeInfo
 

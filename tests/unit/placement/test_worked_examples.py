@@ -11,9 +11,9 @@ import pytest
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import HybridComponentPlacement
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
+from rlinf_core.node.environment import process_environment
 from rlinf_core.placement.component import ComponentPlacement, PlacementMode
-from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.strategies import PackedPlacementStrategy
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology

@@ -21,9 +21,9 @@ from rlinf_core.collective.endpoint_info import Settings
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.env_vars import REGISTER, EnvVar
 from rlinf_core.errors import EnvironmentVariableError, RLinfError
-from rlinf_core.process import import_path, proc, requirements, tracing
+from rlinf_core.process import activity, import_path, proc, requirements
+from rlinf_core.process.activity import SpanRecorder
 from rlinf_core.process.requirements import absence, install_command, missing_modules, require_version
-from rlinf_core.process.tracing import SpanRecorder
 from rlinf_core.waiting import OperationKind, contact_seconds, stretched
 from rlinf_core.worker.timer import timer
 
@@ -347,16 +347,16 @@ def test_a_system_that_tells_no_load_is_idle(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    tracing.start()
+    activity.start()
     yield
-    tracing.stop()
+    activity.stop()
 
 
 def test_nothing_is_recorded_unless_traced() -> None:
-    tracing.stop()
+    activity.stop()
     with timer("work"):
         pass
-    assert tracing.take() == ([], 0)
+    assert activity.take() == ([], 0)
 
 
 @pytest.mark.usefixtures("traced")
@@ -364,7 +364,7 @@ def test_a_timer_is_a_span() -> None:
     before = time.time()
     with timer("outer"), timer("inner"):
         pass
-    taken = tracing.take()
+    taken = activity.take()
     inner, outer = taken.spans
     assert [(span.kind, span.name) for span in taken.spans] == [("timer", "inner"), ("timer", "outer")]
     assert inner.task_key == outer.task_key == threading.get_ident()
@@ -373,7 +373,7 @@ def test_a_timer_is_a_span() -> None:
     assert inner.began + inner.seconds <= outer.began + outer.seconds + 1e-6
     # The clock of the host may be set meanwhile, hence the second.
     assert before - 1 <= outer.began <= time.time() + 1
-    assert tracing.take() == ([], 0)
+    assert activity.take() == ([], 0)
 
 
 @pytest.mark.usefixtures("traced")
@@ -385,7 +385,7 @@ def test_waits_and_transfers_are_spans() -> None:
     serial = board.operations.begin(OperationKind.METHOD, "generate")
     assert (work.wait(), sender.wait()) == (1, 2)
     board.operations.end(serial)
-    results = {(span.kind, span.name) for span in tracing.take().spans}
+    results = {(span.kind, span.name) for span in activity.take().spans}
     assert {
         ("wait", "recv from actor:0"),
         ("transfer", "recv from actor:0"),
@@ -399,7 +399,7 @@ def test_a_wait_for_what_goes_on_in_the_background_is_a_span() -> None:
     work: Work[int] = Work(OperationKind.SEND, "actor:0", 30.0, WaitTable(), detached=True)
     threading.Timer(0.05, lambda: work.finish(1)).start()
     work.wait()
-    waits = [span for span in tracing.take().spans if span.kind == tracing.WAIT]
+    waits = [span for span in activity.take().spans if span.kind == activity.WAIT]
     assert [span.name for span in waits] == ["send to actor:0"]
     assert waits[0].task_key == threading.get_ident()
 
@@ -414,16 +414,16 @@ def test_tasks_of_one_thread_are_told_apart() -> None:
         await asyncio.gather(timed("a"), timed("b"))
 
     asyncio.run(both())
-    task_keys = {span.name: span.task_key for span in tracing.take().spans}
+    task_keys = {span.name: span.task_key for span in activity.take().spans}
     assert task_keys["a"] != task_keys["b"]
 
 
 def test_memory_is_bounded() -> None:
     recorder = SpanRecorder(limit=3)
     for number in range(5):
-        recorder.add(tracing.TIMER, str(number), 0.0, 1.0)
+        recorder.add(activity.TIMER, str(number), 0.0, 1.0)
     taken = recorder.take()
     assert [span.name for span in taken.spans] == ["0", "1", "2"]
     assert taken.dropped == 2
-    recorder.add(tracing.TIMER, "later", 0.0, 1.0)
+    recorder.add(activity.TIMER, "later", 0.0, 1.0)
     assert recorder.take().dropped == 0

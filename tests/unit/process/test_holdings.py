@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlinf_core.process import inflight_ops as module
-from rlinf_core.process.inflight_ops import holdings, show_holdings
+from rlinf_core.process import activity as module
+from rlinf_core.process.activity import holdings, show_holdings
 
 
 def _fails() -> Sequence[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from recipes.sections import checks
 from rlinf_cli.job.job_file import load_with_lint
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
 
 DOORS = ("agent", "demonstrations", "embodied", "language")
 

@@ -15,8 +15,8 @@ from rlinf_core import load_run
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import ConfigError, RunError, WorkerDiedError
 from rlinf_core.job.load import load_job
-from rlinf_core.process import tracing
-from rlinf_core.process.tracing import Taken, TraceSpan
+from rlinf_core.process import activity
+from rlinf_core.process.activity import Taken, TraceSpan
 from rlinf_core.runners import events
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.runner import Runner
@@ -276,7 +276,7 @@ class Group:
         assert timeout is not None
         if self.dead:
             raise WorkerDiedError(f"{self.worker_group_name}:0")
-        return [Taken([TraceSpan(tracing.METHOD, f"answer {self.asked}", 1.0, 0.5, 7)], 1)]
+        return [Taken([TraceSpan(activity.METHOD, f"answer {self.asked}", 1.0, 0.5, 7)], 1)]
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -294,14 +294,14 @@ def test_spans_become_events(tmp_path: Path) -> None:
             "actor:0",
             Taken(
                 [
-                    TraceSpan(tracing.TIMER, "inner", 100.5, 0.25, 11),
-                    TraceSpan(tracing.METHOD, "run_training", 100.0, 1.0, 11),
-                    TraceSpan(tracing.TRANSFER, "send to env:0", 100.0, 0.5, 12),
+                    TraceSpan(activity.TIMER, "inner", 100.5, 0.25, 11),
+                    TraceSpan(activity.METHOD, "run_training", 100.0, 1.0, 11),
+                    TraceSpan(activity.TRANSFER, "send to env:0", 100.0, 0.5, 12),
                 ],
                 0,
             ),
         )
-        writer.add("env:0", Taken([TraceSpan(tracing.WAIT, "recv from actor:0", 100.0, 0.5, 11)], 2))
+        writer.add("env:0", Taken([TraceSpan(activity.WAIT, "recv from actor:0", 100.0, 0.5, 11)], 2))
     result = written(path)
     complete = {event["name"]: event for event in result if event["ph"] == "X"}
     assert complete["inner"]["ts"] == 100.5e6
@@ -345,7 +345,7 @@ def test_phases_are_on_the_drivers_row(tmp_path: Path) -> None:
 def test_it_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with TraceWriter(path, most=10) as writer:
-        writer.add("env:0", Taken([TraceSpan(tracing.TIMER, "t", 0.0, 1.0, 1)] * 50, 0))
+        writer.add("env:0", Taken([TraceSpan(activity.TIMER, "t", 0.0, 1.0, 1)] * 50, 0))
     assert len(written(path)) == 11
     assert written(path)[-1]["args"]["events"] == 43
 
@@ -368,7 +368,7 @@ def test_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path, caplog: pytes
     os.dup2(full, writer._file.fileno())
     os.close(full)
     for _ in range(3):
-        writer.add("env:0", Taken([TraceSpan(tracing.TIMER, "t", 0.0, 1.0, 1)] * 1000, 0))
+        writer.add("env:0", Taken([TraceSpan(activity.TIMER, "t", 0.0, 1.0, 1)] * 1000, 0))
         writer.collect([Group("env")])
     writer.close()
     writer.close()

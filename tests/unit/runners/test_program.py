@@ -15,7 +15,7 @@ from rlinf_core import runners, waiting
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.membership import NodeChange
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
 from rlinf_core.errors import (
     ChannelClosed,
@@ -219,7 +219,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(runners.run_program, "Cluster", Machines)
     monkeypatch.setattr(runners.run_program, "claim_components", claim)
     left: list[int] = []
-    monkeypatch.setattr(runners.run_program.claiming, "leave_for_next", lambda cluster: left.append(len(launched)))
+    monkeypatch.setattr(runners.run_program.driver_job, "leave_claims", lambda cluster: left.append(len(launched)))
     job = load_job(
         "embodied/pick-laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={}
     )
@@ -265,7 +265,7 @@ def test_others_hear_no_estimate_of_an_attempt_before(record: RunRecord, monkeyp
     def describe(*, step: object, left: object, **_: object) -> None:
         seen.append((step, left))
 
-    monkeypatch.setattr(run_record.claiming, "describe", describe)
+    monkeypatch.setattr(run_record.driver_job, "describe_claims", describe)
     monkeypatch.setattr(run_record.time, "monotonic", lambda: now[0])
     record.started(10, {"env": 1})
     for step, seconds in ((1, 100.0), (2, 2.0), (3, 4.0)):

@@ -24,7 +24,7 @@ from rlinf_core.runners.recovery import NodesReturned, Restarts
 from rlinf_core.runners.runner import ProfiledSteps, Runner, mean_over_ranks
 from rlinf_core.runners.step_clock import HangWatch, OnHang, StepClock, Stopwatch
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.supervision.verdicts import Standing
+from rlinf_core.supervision.job_view import Standing
 
 
 class Counting(Runner):

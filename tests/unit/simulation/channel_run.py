@@ -17,7 +17,7 @@ from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.broker_clients import MemoryGate
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.channel.wire import ReplyKind, RequestKind
-from rlinf_core.collective.messages.frame import Frame, FrameKind
+from rlinf_core.collective.frame import Frame, FrameKind
 from tests.unit.simulation.endpoint import ServiceEndpoint
 from tests.unit.simulation.world import World
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlinf_core.collective.endpoint_info import Settings
-from rlinf_core.collective.messages.frame import Frame, FrameKind
-from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.frame import Frame, FrameKind
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.collective.transfer.received_messages import Backlog

@@ -20,7 +20,7 @@ from rlinf_core.errors import (
     UnknownGroupError,
     WorkerDiedError,
 )
-from rlinf_core.node.process_identity import identity_here, own_identity
+from rlinf_core.node.process_life import identity_here, own_identity
 from rlinf_core.node.stacks import StackRequest
 from rlinf_core.supervision.deaths import describe_death, exit_reason
 from rlinf_core.supervision.job_view import views

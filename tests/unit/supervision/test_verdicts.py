@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.node.process_identity import identity_here
+from rlinf_core.node.process_life import identity_here
 from rlinf_core.node.stacks import ProcessStacks, StackRequest
 from rlinf_core.process.proc import stat
-from rlinf_core.supervision import verdicts
-from rlinf_core.supervision.job_view import JobSnapshot
+from rlinf_core.supervision import job_view
+from rlinf_core.supervision.job_view import JobSnapshot, Standing, held_up
 from rlinf_core.supervision.lives import Life, WorkerRecord
-from rlinf_core.supervision.verdicts import Standing, held_up
 from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication
 from tests.unit.cli.test_job_processes import hello
@@ -66,7 +65,7 @@ def lines(answers: Mapping[str, ProcessAnswer | None], driver: ProcessAnswer | N
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other at once, but that a process may use a processor between them."""
-    monkeypatch.setattr(verdicts, "_PAUSE", 0.15)
+    monkeypatch.setattr(job_view, "_PAUSE", 0.15)
 
 
 @pytest.fixture

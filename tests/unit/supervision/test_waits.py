@@ -15,8 +15,8 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint_info import Settings, StaticResolver
 from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
-from rlinf_core.process import inflight_ops
-from rlinf_core.process.inflight_ops import InflightOps
+from rlinf_core.process import activity
+from rlinf_core.process.activity import InflightOps
 from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.supervision.lives import CLOSED, Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
 from rlinf_core.supervision.wait_graph import Process, WaitGraph
@@ -80,7 +80,7 @@ def test_a_worker_between_methods_is_idle() -> None:
 
 
 def test_a_running_worker_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight_ops, "time", Clock())
+    monkeypatch.setattr(activity, "time", Clock())
     process = JobView().process("env:0", in_method().publication())
     assert process.running
     assert process.doing.startswith("runs `train` for 0.0 s")
@@ -128,7 +128,7 @@ def test_a_picture_says_what_an_operation_finds(kind: OperationKind, depth: int,
 def test_a_picture_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 0.0, 0.0, 12.0, 100.0, 100.0, 100.0, 114.0])
     next_tick: Callable[[], float] = lambda: next(ticks)  # noqa: E731
-    monkeypatch.setattr("rlinf_core.process.inflight_ops.time.monotonic", next_tick)
+    monkeypatch.setattr("rlinf_core.process.activity.time.monotonic", next_tick)
     job = JobView({"action": ChannelView(producers=("rollout:1",))}, dead=frozenset({"actor:0"}))
     env = job.process("env:3", in_method((K.GET, "action")).publication())
     rollout = job.process("rollout:1", in_method((K.RECV, "actor:0")).publication())

@@ -19,9 +19,9 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import InvalidNameError, PayloadError
-from rlinf_core.runners.storage.profile import write_profile
+from rlinf_core.runners.metrics import write_profile
 from rlinf_core.waiting import OperationKind
-from rlinf_core.worker import log
+from rlinf_core.worker import debugging
 from rlinf_core.worker import timer as module
 from rlinf_core.worker.communication import broadcast_members, source_address
 from rlinf_core.worker.process import run_on_loop
@@ -301,7 +301,7 @@ def test_the_profile_of_a_component_is_over_its_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", ["..", "../../x", "a/b", ".hidden", "/etc"])
 def test_a_log_stays_in_its_folder_whatever_its_group_is_called(tmp_path: Path, group: str) -> None:
     context: Any = SimpleNamespace(address=WorkerAddress(group, 0), session=SimpleNamespace(log_names={}))
-    log._open(tmp_path / "logs", context).close()
+    debugging._open(tmp_path / "logs", context).close()
     assert [path.relative_to(tmp_path).parts[::2] for path in tmp_path.rglob("*.log")] == [("logs", "rank_0.log")]
 
 

@@ -22,7 +22,7 @@ from recipes.embodied.robots.robot_errors import RobotError, RobotStoppedError
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.algorithms.options import checked_options
-from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
+from rlinf_core.hardware.robots import PluginDrivenRobot
 from rlinf_core.registry import import_target
 
 # Constants of the conformance test.

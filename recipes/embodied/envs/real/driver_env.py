@@ -31,7 +31,7 @@ from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options
-from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
+from rlinf_core.hardware.robots import PluginDrivenRobot
 
 
 class _OpenRobot:

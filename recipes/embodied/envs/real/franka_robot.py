@@ -48,7 +48,7 @@ from recipes.embodied.robots.wire_protocol import ArmState
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 
 TASKS = ("reach",)
 SPEC = EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)

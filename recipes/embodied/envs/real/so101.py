@@ -21,7 +21,7 @@ from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.robot_errors import RobotError, RobotStoppedError
 from recipes.embodied.robots.so101_bus import JOINTS, SO101Bus
 from recipes.training.arrays import Array
-from rlinf_core.hardware.robots.plugin_driven import SO101
+from rlinf_core.hardware.robots import SO101
 
 _ARRIVED: Final = 5.0  # degrees from the target, or percent of the gripper
 _PATIENCE: Final = 3.0  # seconds in which the arm must arrive once its target is the start

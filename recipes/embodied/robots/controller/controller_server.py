@@ -28,7 +28,7 @@ from recipes.embodied.robots.wire_protocol import (
     request_of,
 )
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
-from rlinf_core.hardware.robots.franka import ROBOT_PORT
+from rlinf_core.hardware.franka import ROBOT_PORT
 
 MAX_CONNECTIONS = 32  # besides the holder's
 MAX_OF_ONE_ADDRESS = 16

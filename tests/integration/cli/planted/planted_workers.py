@@ -13,7 +13,7 @@ from typing import Any, Final
 from recipes.language.answers.prompt_messages import Prompt
 from recipes.language.loop.worker_groups import GenerationGroup
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
-from rlinf_core.worker.worker_reference import WorkerReference
+from rlinf_core.worker.worker import WorkerReference
 
 # The version of the weights from which on an engine takes no others.
 _LAST: Final = 3

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.node.process_identity import identity_here, send
+from rlinf_core.node.process_life import identity_here, send
 from rlinf_core.runners.step_clock import NO_STEP
 from rlinf_core.runners.storage.evidence import FOLDER, MOST_BYTES
 from rlinf_core.runners.storage.run_folder import RunFolder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.integration.recipes.robots.fci.fci_rig import Server, own_address, start_controller
 
 StartArm = Callable[..., tuple[Franka, subprocess.Popen[str]]]

@@ -19,7 +19,7 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.intervention import InterventionError, InterventionSource, Steerable, Takeover
 from recipes.embodied.replay.segments import SegmentWriter
 from rlinf_core.errors import RLinfError
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 
 CHUNK: Final = 8
 SIGNALS: Final = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}

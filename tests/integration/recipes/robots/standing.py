@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.wire_protocol import ArmState
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.waiting import until
 
 # Control periods of the controller within which the arm has to stand still.

@@ -18,7 +18,7 @@ import pytest
 
 from recipes.embodied.replay.segments import Record, read_segments
 from recipes.embodied.robots.controller_client import FrankaClient
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.integration.recipes.robots.grabbed_holder import CHUNK, PERSONS_ACTION, grabbed
 from tests.integration.recipes.robots.standing import check_rest, check_stop, job_of
 from tests.waiting import until

@@ -32,7 +32,7 @@ from recipes.embodied.robots.robot_errors import (
 )
 from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.waiting import until
 
 # Far away for a slow arm, half a minute: what happens on the way is seen on the way.
@@ -44,7 +44,7 @@ SOON = 30.0  # seconds within which something must have happened
 HOLDER = """
 import sys
 from recipes.embodied.robots.controller_client import FrankaClient
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.waiting import until
 
 client = FrankaClient(Franka(node_rank=0, robot_ip=sys.argv[1], robot_port=int(sys.argv[2])), heartbeat=2.0)

@@ -22,14 +22,14 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.node.process_end import memory_kill
+from rlinf_core.node.process_life import memory_kill
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.supervision.client import ManagerClient, current_client
-from rlinf_core.supervision.verdicts import held_up
-from rlinf_core.worker.group import worker_group
-from rlinf_core.worker.group.handle import WorkerGroupHandle
-from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
+from rlinf_core.supervision.job_view import held_up
+from rlinf_core.worker import worker_group
+from rlinf_core.worker.handle import WorkerGroupHandle
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup, end_worker
 from tests.kernel import KEEPS_ENDS
 from tests.waiting import until
 

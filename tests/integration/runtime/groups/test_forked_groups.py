@@ -20,13 +20,13 @@ import pytest
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
-from rlinf_core.worker.group.launch import WAVE
-from rlinf_core.worker.group.worker_group import WorkerGroup
+from rlinf_core.worker.launch import WAVE
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 from tests.integration.runtime.groups.imported_once import Imported
 from tests.waiting import until
 

@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_core.process.import_path import OWN_ROOT

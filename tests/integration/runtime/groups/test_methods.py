@@ -17,8 +17,8 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import PayloadError, PlacementError, UnknownGroupError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
-from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 
 # Seconds after which a call hangs, however busy the machine is.
 HANGS = 60

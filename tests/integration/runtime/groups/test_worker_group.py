@@ -28,8 +28,8 @@ from rlinf_core.errors import (
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
-from rlinf_core.worker.group.worker_group import WorkerGroup, launch_together
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup, launch_together
 from tests.waiting import until
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.rules.groups import Site
+from rlinf_core.config.sections.group_rules import Site
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import RunFolder

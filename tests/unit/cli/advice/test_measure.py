@@ -12,7 +12,7 @@ import pytest
 from recipes.embodied.advice.embodied_flow import EmbodiedFlow
 from rlinf_cli.interrupts import ExitCode, command_signals
 from rlinf_cli.run.sweep_plan import PointState, SweepPlan, overrides_of, states
-from rlinf_core.config.rules.groups import Site
+from rlinf_core.config.sections.group_rules import Site
 from rlinf_core.job.load import load_job
 from rlinf_core.process import pacing
 from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of

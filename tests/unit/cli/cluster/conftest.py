@@ -14,7 +14,7 @@ import pytest
 from rlinf_cli.cluster import inventory
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.transport import CommandOutcome, CommandResult, OnLine, Transport
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.job.load import load_job
 
 CODE = "c0de"

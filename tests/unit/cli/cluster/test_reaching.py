@@ -26,7 +26,7 @@ from rlinf_cli.cluster.transport import (
     remedy,
     ssh_arguments,
 )
-from rlinf_core.config.machines.cluster import SshConfig
+from rlinf_core.config.sections.cluster import SshConfig
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 

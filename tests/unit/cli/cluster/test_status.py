@@ -21,7 +21,7 @@ from rlinf_cli.cluster.lifecycle import job_line
 from rlinf_cli.cluster.progress import Event, Phase, PhaseTable, Progress
 from rlinf_cli.cluster.status import NodeStatus, State, status_record, status_text
 from rlinf_cli.cluster.transport import CommandOutcome, CommandResult, OnLine, Transport
-from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 from tests.unit.cli.cluster.conftest import request_in

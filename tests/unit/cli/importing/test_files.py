@@ -22,8 +22,7 @@ from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.composing.compose import compose
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.reading import read
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, find, format_path
+from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, SourceText, find, format_path
 from tests.unit.cli.typed import text_file
 
 DATA = Path(__file__).parents[3] / "data" / "import"

@@ -17,7 +17,7 @@ from rlinf_cli.job.placement_rules import overlapping
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.ranks import merge_ranges
-from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import SourceText, Span
 from tests.unit.cli.typed import text_file
 from tests.unit.config.texts import LINES, Found, check, env, faults_of, finding, groups
 from tests.unit.placement.found import EIGHT_NODES, findings

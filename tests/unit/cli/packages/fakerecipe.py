@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from rlinf_core.config.machines.cluster import JobConfig
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.sections.cluster import JobConfig
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import ClusterError, WorkerDiedError
 from rlinf_core.failures import PackedError, WorkerGroupError

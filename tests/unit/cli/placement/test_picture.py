@@ -25,8 +25,8 @@ from rlinf_cli.job.picture import (
 )
 from rlinf_cli.report.page import placement_page
 from rlinf_cli.runs.documents import DrawnPlacement
-from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.secrets import MASK
+from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.config.tree import MappingNode, find, to_data
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy

@@ -35,8 +35,7 @@ from rlinf_cli.runs.metric_comparison import (
 from rlinf_cli.runs.run_comparison import result_text
 from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError
-from rlinf_core.runners.metrics import Metrics, MetricsWriter, metrics_in
-from rlinf_core.runners.storage.profile import CallsOfSize
+from rlinf_core.runners.metrics import CallsOfSize, Metrics, MetricsWriter, metrics_in
 from rlinf_core.runners.storage.run_state import RunState
 from tests.unit.cli.typed import text_file
 

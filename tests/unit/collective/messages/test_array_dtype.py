@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_core.collective.messages.torch_payload import dtype_words
+from rlinf_core.collective.torch_payload import dtype_words
 
 _SPARSE = {"names": ["a", "b"], "formats": ["<i4", "<f4"], "offsets": [0, 8], "itemsize": 16}
 DIFFERENT = [

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.cluster.ray_api import pickle_by_value
-from rlinf_core.collective.messages.message import Message, decode, encode
-from rlinf_core.collective.messages.torch_payload import CustomCopy, TensorTarget, rebuild_tensor
+from rlinf_core.collective.message import Message, decode, encode
+from rlinf_core.collective.torch_payload import CustomCopy, TensorTarget, rebuild_tensor
 from rlinf_core.errors import PayloadError
 
 
@@ -28,7 +28,7 @@ def travel(obj: object, **options: Any) -> Any:
     message = Message.of(encode(obj, **options), 1 << 15)
     body = memoryview(bytearray(message.body_size))
     message.gather(body)
-    from rlinf_core.collective.messages.message import EncodedBody
+    from rlinf_core.collective.message import EncodedBody
     from rlinf_core.collective.transfer.received_messages import ReceivedMessage
 
     return ReceivedMessage(message.frame(0, 1, EncodedBody(size=message.body_size)), body).load()

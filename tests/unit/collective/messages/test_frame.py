@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.messages.frame import (
+from rlinf_core.collective.frame import (
     HEADER,
     Flag,
     Frame,

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.messages.message import encode
-from rlinf_core.collective.messages.torch_payload import TensorTarget, share_memory, tensor_parts
+from rlinf_core.collective.message import encode
+from rlinf_core.collective.torch_payload import TensorTarget, share_memory, tensor_parts
 from rlinf_core.errors import PayloadError
 
 

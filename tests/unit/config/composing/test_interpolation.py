@@ -17,13 +17,15 @@ from rlinf_core.config.composing.references import (
 )
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.reading import split_components
-from rlinf_core.config.source import NotationError, SourceText, Span
 from rlinf_core.config.tree import (
     Entry,
     MappingNode,
     Node,
+    NotationError,
     ScalarNode,
     SequenceNode,
+    SourceText,
+    Span,
     find,
     key_span,
     merge,

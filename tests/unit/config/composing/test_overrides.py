@@ -15,8 +15,19 @@ from rlinf_core.config.composing.overrides import apply_overrides, parse_overrid
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.reading import split_components
 from rlinf_core.config.secrets import MASK, mask
-from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, ScalarNode, SequenceNode, find, format_path, key_span, to_data
+from rlinf_core.config.tree import (
+    OVERRIDES_NAME,
+    Entry,
+    MappingNode,
+    ScalarNode,
+    SequenceNode,
+    SourceText,
+    Span,
+    find,
+    format_path,
+    key_span,
+    to_data,
+)
 from tests.unit.config.texts import composing, tree_of
 
 FILE = """\

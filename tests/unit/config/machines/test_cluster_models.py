@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlinf_core.config.machines.cluster import ClusterConfig, SshConfig
-from rlinf_core.config.machines.cluster_values import expand_hosts
 from rlinf_core.config.ranks import (
     MAX_RANK,
     NodeRanks,
@@ -25,8 +23,9 @@ from rlinf_core.config.ranks import (
     parse_ranks,
     subtract,
 )
-from rlinf_core.config.source import NotationError
-from rlinf_core.config.tree import to_data
+from rlinf_core.config.sections.cluster import ClusterConfig, SshConfig
+from rlinf_core.config.sections.cluster_values import expand_hosts
+from rlinf_core.config.tree import NotationError, to_data
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.topology import ClusterTopology
 from tests.unit.config.texts import check, faults_of, tree_of

@@ -10,8 +10,7 @@ import pytest
 from rlinf_core.config import reading, yaml_tree
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import decode, load_source, read, read_value
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import ScalarNode, Value, find, to_data
+from rlinf_core.config.tree import ScalarNode, SourceText, Value, find, to_data
 from tests.unit.config.texts import read_text, tree_of
 
 

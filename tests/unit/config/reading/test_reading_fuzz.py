@@ -21,8 +21,7 @@ from ruamel.yaml.error import YAMLError
 from rlinf_core.config import reading, yaml_tree
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.reading import decode, read, read_value
-from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Node, ScalarNode, SequenceNode, to_data
+from rlinf_core.config.tree import Node, ScalarNode, SequenceNode, Span, to_data
 from rlinf_core.job.load import Job, load_job
 
 SYNTAX = ("yaml-syntax", "tab-indentation")

@@ -20,8 +20,7 @@ from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.tree import Composed, MappingNode, Path, to_data
-from rlinf_core.config.validating.model_fields import sections, written_fields
-from rlinf_core.config.validating.pruning import Validated
+from rlinf_core.config.validating.model_fields import Validated, sections, written_fields
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import ClusterFile, Job

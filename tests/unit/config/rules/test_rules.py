@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.ranks import common, merge_ranges
 from rlinf_core.config.reading import decode, read
-from rlinf_core.config.rules.groups import Claim, contradictions, outside
+from rlinf_core.config.sections.group_rules import Claim, contradictions, outside
 from rlinf_core.config.tree import Composed
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.hardware.robots import unit as units
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware import robots as units
+from rlinf_core.hardware.robots import RobotUnit
 from rlinf_core.job.load import ClusterFile, check_cluster
 from tests.unit.config.texts import Found, check, env, faults_of, groups
 

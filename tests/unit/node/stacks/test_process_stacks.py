@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.node import stacks
-from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, own_identity
+from rlinf_core.node.process_life import ProcessIdentity, UnprovenProcessError, identity_here, own_identity
 from rlinf_core.node.stacks import (
     NoAnswerError,
     StackRequest,

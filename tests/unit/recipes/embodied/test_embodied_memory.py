@@ -24,8 +24,8 @@ from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.training.weights.weight_sync import FlatWeights
 from rlinf_core import ConfigError, load_job
-from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, Flow, candidates, search
-from rlinf_core.advice.durations import Duration, Durations
+from rlinf_core.job.arrangements import Arrangement, DeviceGroup, DeviceSpan, Flow, candidates, search
+from rlinf_core.job.flow import Duration, Durations
 from rlinf_core.job.recipe import ProcessForecast
 
 STATES, ACTIONS = 21, 8

@@ -23,7 +23,7 @@ from recipes.language.workers.evaluation_workers import LanguageCritic, Language
 from recipes.language.workers.reward_worker import JudgeWorker, RewardWorker
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.channel.channel import Channel
-from rlinf_core.collective.messages.torch_payload import CustomCopy
+from rlinf_core.collective.torch_payload import CustomCopy
 from rlinf_core.errors import RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job

@@ -17,8 +17,8 @@ from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
 from rlinf_core import ConfigError, HybridComponentPlacement, RLinfError, load_job
-from rlinf_core.advice.arrangements import Arrangement, DeviceSpan, Flow
-from rlinf_core.advice.durations import CallRow, Duration, Durations
+from rlinf_core.job.arrangements import Arrangement, DeviceSpan, Flow
+from rlinf_core.job.flow import CallRow, Duration, Durations
 from rlinf_core.job.recipe import ProcessForecast
 from tests.unit.recipes.language.tiny import job_config
 

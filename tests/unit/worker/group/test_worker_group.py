@@ -27,10 +27,10 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process.proc import MARK, stat
 from rlinf_core.topology import ClusterTopology, NodeInfo
 from rlinf_core.worker import calls as worker_calls
+from rlinf_core.worker import handle
 from rlinf_core.worker.calls import GroupMember
-from rlinf_core.worker.group import handle
-from rlinf_core.worker.group.handle import WaitWatch, WorkerGroupHandle, fallen_watcher, wait_together
-from rlinf_core.worker.group.launch import WAVE, base_address, waves
+from rlinf_core.worker.handle import WaitWatch, WorkerGroupHandle, fallen_watcher, wait_together
+from rlinf_core.worker.launch import WAVE, base_address, waves
 from rlinf_core.worker.worker import Worker
 from tests.waiting import until
 

@@ -23,7 +23,7 @@ from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP
 from recipes.embodied.robots.franka_kinematics import HOME
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 
 CHUNK: Final = 4
 # Within which a call must have its answer, so that a frozen controller is told soon.

@@ -25,7 +25,7 @@ import pytest
 
 from recipes.embodied.replay.segments import read_segments
 from recipes.embodied.robots.robot_errors import RobotError
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.waiting import until
 
 PYTHON, MODEL = os.environ.get("RLINF_TEST_FCI", ""), os.environ.get("FR3_MJCF", "")

@@ -26,7 +26,7 @@ from recipes.embodied.robots.franka_kinematics import HOME, VELOCITY_MAX, hand_p
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotRefusedError, RobotStoppedError
 from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core import GenericRobot
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.integration.recipes.robots.fci.fci_rig import NEEDS_FCI, STARTED, Server, spawn_controller
 from tests.rlinf_command import OURS, rlinf
 from tests.waiting import until

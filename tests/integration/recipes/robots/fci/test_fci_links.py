@@ -19,7 +19,7 @@ from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME
 from recipes.embodied.robots.robot_errors import RobotError
 from recipes.embodied.robots.wire_protocol import ArmState
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.integration.recipes.robots.fci.fci_rig import (
     BRAKES,
     LOST_CYCLES,

@@ -26,7 +26,7 @@ from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.node.process_identity import own_identity
+from rlinf_core.node.process_life import own_identity
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Manifest, load_manifest
 from rlinf_core.runners.storage.checkpoint_store import CheckpointStore

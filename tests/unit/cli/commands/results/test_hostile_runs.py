@@ -26,8 +26,8 @@ from rlinf_cli.runs.documents import Provenance, write_provenance
 from rlinf_cli.runs.logs import driver_log
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RLinfError
-from rlinf_core.node import process_identity
-from rlinf_core.node.process_identity import own_identity
+from rlinf_core.node import process_life
+from rlinf_core.node.process_life import own_identity
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage import durable, run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
@@ -83,7 +83,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(os, "kill", lambda *arguments: calls.append(("kill", *arguments)))
     monkeypatch.setattr(os, "killpg", lambda *arguments: calls.append(("killpg", *arguments)))
-    monkeypatch.setattr(process_identity, "send", lambda *arguments: calls.append(("send", *arguments)))
+    monkeypatch.setattr(process_life, "send", lambda *arguments: calls.append(("send", *arguments)))
     monkeypatch.setattr(shutil, "rmtree", lambda path, **_: calls.append(("rmtree", str(path))))
     return calls
 
@@ -105,11 +105,11 @@ class TestStop:
             {"pid": 0, "start": ""},
             {"pid": 0, "start": "0:1"},
             {"pid": 1, "start": "1:1"},
-            {"pid": 1, "start": process_identity.identity(1)},
+            {"pid": 1, "start": process_life.identity(1)},
             {"start": ""},
             {"start": "", "boot": "", "pid_namespace": 0},
             {"boot": "", "pid_namespace": 0},
-            {"pid": os.getppid(), "start": process_identity.identity(os.getppid())},
+            {"pid": os.getppid(), "start": process_life.identity(os.getppid())},
         ],
     )
     @pytest.mark.parametrize("force", [[], ["--force"]])
@@ -124,7 +124,7 @@ class TestStop:
     def test_a_process_that_is_named_and_drives_no_run_lives(
         self, cli: Cli, here: Path, stranger: subprocess.Popen[bytes]
     ) -> None:
-        forged("x", pid=stranger.pid, start=process_identity.identity(stranger.pid))
+        forged("x", pid=stranger.pid, start=process_life.identity(stranger.pid))
         assert "no signal was sent: the process may not be" in cli.fails(1, "stop", "x", "--force")
         assert stranger.poll() is None
 

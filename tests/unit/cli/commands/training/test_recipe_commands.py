@@ -23,7 +23,7 @@ from recipes.embodied.robots.controller.simulated_arm import SimulatedArm, Simul
 from recipes.embodied.robots.controller_client import FrankaClient, holder_name
 from recipes.embodied.robots.franka_kinematics import HOME
 from rlinf_cli.main import main
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.unit.cli.typed import Cli, text_file
 
 FILE = """

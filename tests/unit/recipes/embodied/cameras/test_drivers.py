@@ -19,7 +19,7 @@ from recipes.embodied.cameras.camera_set import CameraSet, fitted, middle
 from recipes.embodied.cameras.drivers import RealsenseCamera, RecordedCamera, V4l2Camera
 from recipes.embodied.config.camera_config import CameraOptions, RobotEnvOptions
 from rlinf_core import ConfigError
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.known import known
 from tests.unit.recipes.embodied.cameras import fake_cameras
 from tests.unit.recipes.embodied.cameras.fake_cameras import (

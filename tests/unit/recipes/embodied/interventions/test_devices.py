@@ -46,7 +46,7 @@ from recipes.embodied.interventions.source_options import (
 )
 from recipes.embodied.robots.so101_bus import LeaderSource
 from rlinf_core import ConfigError
-from rlinf_core.hardware.robots.plugin_driven import SO101
+from rlinf_core.hardware.robots import SO101
 from tests.known import known
 from tests.unit.recipes.embodied.conftest import CountingEnv
 from tests.unit.recipes.embodied.robots import fake_motors

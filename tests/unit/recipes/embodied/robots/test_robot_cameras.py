@@ -33,8 +33,8 @@ from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_cli.main import main
 from rlinf_core import ConfigError
-from rlinf_core.hardware.robots.franka import Franka
-from rlinf_core.hardware.robots.plugin_driven import GenericRobot
+from rlinf_core.hardware.franka import Franka
+from rlinf_core.hardware.robots import GenericRobot
 from tests.unit.recipes.embodied.cameras import fake_cameras
 from tests.unit.recipes.embodied.cameras.fake_cameras import Steady
 from tests.unit.recipes.embodied.robots.test_robot_driver import Slide

@@ -39,7 +39,7 @@ from recipes.embodied.robots.robot_errors import (
     RobotUnreachableError,
 )
 from rlinf_core import ConfigError, RLinfError
-from rlinf_core.hardware.robots.plugin_driven import SO101, GenericRobot
+from rlinf_core.hardware.robots import SO101, GenericRobot
 from tests.known import known
 from tests.unit.recipes.embodied.cameras.fake_cameras import lacking
 from tests.unit.recipes.embodied.robots import fake_motors

@@ -56,7 +56,7 @@ from recipes.embodied.robots.robot_session import (
 )
 from recipes.embodied.robots.wire_protocol import ArmState, Box, ControllerFacts
 from rlinf_core import ConfigError
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.franka import Franka
 from tests.known import known
 
 CONTROLLER = SimulatedArm.name

@@ -28,7 +28,7 @@ from recipes.embodied.using import recording
 from recipes.embodied.using.evaluation import _collect, digest, figures, locate_weights, shared_starts, summary
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_core import ConfigError
-from rlinf_core.statistics import wilson_interval
+from rlinf_core.runners.metrics import wilson_interval
 from tests.known import known
 from tests.unit.recipes.embodied.conftest import CountingEnv
 

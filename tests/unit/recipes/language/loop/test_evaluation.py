@@ -24,7 +24,7 @@ from recipes.language.trained_models import figures_by_set
 from rlinf_cli.report.content import read_samples, sampled_steps
 from rlinf_core.config.secrets import MASK
 from rlinf_core.errors import RunError
-from rlinf_core.statistics import mean
+from rlinf_core.runners.metrics import mean
 from tests.unit.recipes.language.tiny import report
 
 

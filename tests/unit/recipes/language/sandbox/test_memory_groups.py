@@ -12,7 +12,7 @@ import pytest
 from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.program_limits import MemoryGroups, place_of_groups
 from rlinf_core import ConfigError
-from rlinf_core.node.process_end import own_group
+from rlinf_core.node.process_life import own_group
 
 # Each process has far less than it may. The next one starts once the last has its memory, or has been killed for it.
 PROCESSES: Final = """

@@ -1,1 +1,0 @@
-"""Connections between processes: listeners, handshakes, pools."""

@@ -1,1 +1,0 @@
-"""Messages and their encoding."""

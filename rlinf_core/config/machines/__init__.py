@@ -1,1 +1,0 @@
-"""The `cluster` section: nodes, groups, hosts, and `--assume`."""

@@ -1,1 +1,0 @@
-"""Rules on relations within the `cluster` section: ranks in bounds, overlaps, unique names."""

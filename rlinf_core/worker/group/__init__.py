@@ -1,1 +1,0 @@
-"""Groups of workers in the process that uses them: launch, calls and handles."""
