@@ -17,13 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
-from pydantic import BaseModel
 from typer.main import get_command
 
 from docs.results import curves, support_page
 from recipes.agent.tool_config import TOOL_OPTIONS
 from recipes.embodied.config.env_types import ENV_TYPES
-from recipes.embodied.config.model_options import MODEL_OPTIONS
+from recipes.embodied.config.model_config import MODEL_OPTIONS
 from recipes.language.config.algorithm_config import ADVANTAGE_OPTIONS, LOSS_OPTIONS
 from recipes.language.config.problem_config import PROBLEM_OPTIONS, REWARD_OPTIONS
 from recipes.language.config.rollout_config import ENGINE_OPTIONS
@@ -33,7 +32,6 @@ from rlinf_cli.main import app
 from rlinf_cli.main import main as run_rlinf
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.job.recipe import Recipe
-from rlinf_core.registry import import_target
 from tests.chaos.fault_table import FAULTS, STANDSTILLS
 
 DOCS = Path(__file__).parent
@@ -293,7 +291,7 @@ def _row(doc: FieldDoc) -> str:
 def _options() -> str:
     """Return a page of the options that depend on the value of another key."""
     parts = [_MADE.format(source="the models"), "# Options by type\n"]
-    environments = {name: import_target(kind.options, "options") for name, kind in ENV_TYPES.items() if kind.options}
+    environments = {name: kind.options for name, kind in ENV_TYPES.items() if kind.options}
     groups: Sequence[tuple[str, str, Mapping[str, object]]] = (
         ("actor.model.options", "model_type", MODEL_OPTIONS),
         ("env.train.options", "env_type", environments),
@@ -308,7 +306,7 @@ def _options() -> str:
         parts.append(f"## {path} by {key}\n")
         for model in dict.fromkeys(models.values()):
             names = ", ".join(name for name, other in models.items() if other is model)
-            rows = [_row(doc) for doc in describe(cast("type[BaseModel]", model)).children]
+            rows = [_row(doc) for doc in describe(model).children]
             parts += [f"### {key}: {names}\n", _HEAD, *rows, ""] if rows else []
     return "\n".join(parts)
 

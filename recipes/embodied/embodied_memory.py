@@ -18,12 +18,12 @@ from torch import nn
 from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.lerobot.set_info import read_info
 from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig, PolicyJob
-from recipes.embodied.config.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
+from recipes.embodied.config.algorithm_config import buffer_rows, is_off_policy, off_policy_of
+from recipes.embodied.config.embodied_config import batch_sizes, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.env_config import EnvironmentConfig, stepping
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.embodied.config.off_policy_settings import buffer_rows, is_off_policy, off_policy_of
+from recipes.embodied.config.model_config import MODEL_OPTIONS
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, learned_spec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
@@ -118,8 +118,8 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
     """
     from recipes.embodied.envs.real.franka_robot import SPEC
     from recipes.embodied.envs.registry import make_env
-    from recipes.embodied.rules.camera_rules import robot_options
     from recipes.embodied.rules.env_rules import options_of_simulator
+    from recipes.embodied.rules.robot_rules import robot_options
 
     kind = environments.env_type
     if is_simulator(kind):

@@ -6,8 +6,8 @@ from functools import partial
 from typing import cast
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.batch_sizes import divides_among
-from recipes.embodied.config.off_policy_settings import is_off_policy
+from recipes.embodied.config.algorithm_config import is_off_policy
+from recipes.embodied.config.embodied_config import divides_among
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout
 from recipes.embodied.models.folder_facts import require_model_folder

@@ -12,7 +12,7 @@ from recipes.embodied.config.embodied_no_effect import SFT
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
 from recipes.embodied.rules.data_rules import check_data, check_load_path
 from recipes.embodied.rules.env_rules import check_environments
-from recipes.embodied.rules.option_rules import check_ensemble, check_lerobot, check_model_options
+from recipes.embodied.rules.policy_rules import check_ensemble, check_lerobot, check_model_options
 from recipes.sections.checks import (
     Report,
     WorldSizes,

@@ -27,8 +27,7 @@ from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.policy_precision import computing
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
 from recipes.embodied.loop.env_errors import EnvErrors
-from recipes.embodied.loop.episode_figures import episode_means
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import Layout, episode_means
 from recipes.embodied.loop.videos import EvaluationVideos
 from recipes.embodied.models.folder_facts import require_model_folder
 from recipes.embodied.workers.actor_base import PolicyActor, memory

@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from recipes.embodied.advice.virtual_rollouts import Costs, Draw, Exchange, VirtualJob, simulate
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
-from recipes.embodied.config.algorithm_config import policy_gradient_of
-from recipes.embodied.config.batch_sizes import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
+from recipes.embodied.config.algorithm_config import DEFAULT_BATCH, is_off_policy, off_policy_of, policy_gradient_of
+from recipes.embodied.config.embodied_config import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
-from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, is_off_policy, off_policy_of
 from recipes.sections.checks import divisors
 from rlinf_core import RLinfError
 from rlinf_core.job.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, Flow, Simulated, share_one

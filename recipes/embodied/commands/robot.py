@@ -179,7 +179,7 @@ def _opened(file: str) -> tuple[list[Listed], RobotEnvOptions | None]:
     person must be able to stop an arm.
     """
     from recipes.embodied.robots.manual_control import list_robots
-    from recipes.embodied.rules.camera_rules import robot_options
+    from recipes.embodied.rules.robot_rules import robot_options
     from rlinf_cli.job.job_file import load_sound
 
     job = load_sound(file, packages=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from recipes.embodied.config.off_policy_settings import is_off_policy
+from recipes.embodied.config.algorithm_config import is_off_policy
 from recipes.sections.actor import checkpoints_of, of_one_rank
 from recipes.sections.algorithm import (
     ADVANTAGES,

@@ -22,7 +22,6 @@ from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.model import NoOptions, V, Variant, chosen, kind_of_section, one_of, several
 from rlinf_core.config.sections.values import GroupName, NonNegativeInt, PositiveFloat
-from rlinf_core.registry import import_target
 from rlinf_core.scalars import Bool, Data, Text, problem
 
 EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES), instead=FORMER_ENV_TYPES, form=ID_FORM)]
@@ -75,9 +74,8 @@ class JudgeConfig(Variant):
 
 def _by_source(section: type[V], nothing: str, known: Mapping[str, SourceType]) -> tuple[type[V], ...]:
     """Return a section for each source: nothing, those known, and the user's own."""
-    models = {name: cast("type[BaseModel]", import_target(kind.options, "options")) for name, kind in known.items()}
     own = kind_of_section(section, (), None, form="[^:]*:.*", others=("package.module:Class",))
-    options = {nothing: NoOptions, **models}
+    options = {nothing: NoOptions, **{name: kind.options for name, kind in known.items()}}
     return (*(kind_of_section(section, (name,), model) for name, model in options.items()), own)
 
 
@@ -251,7 +249,7 @@ def kinds_of(section: type[E]) -> tuple[type[E], ...]:
     """Return the variants of a section, the default first: one for each model of options, with or without the keys of
     processes, which evaluations do not have.
     """
-    by_keys: dict[tuple[str | None, bool], list[str]] = {}
+    by_keys: dict[tuple[type[BaseModel] | None, bool], list[str]] = {}
     for name, known in ENV_TYPES.items():
         stepped = known.processes is not None and issubclass(section, RecordedEnvironmentConfig)
         by_keys.setdefault((known.options, stepped), []).append(name)
@@ -260,13 +258,12 @@ def kinds_of(section: type[E]) -> tuple[type[E], ...]:
     )
 
 
-def _kind(section: type[E], names: tuple[str, ...], options: str | None, *, stepped: bool) -> type[E]:
+def _kind(section: type[E], names: tuple[str, ...], options: type[BaseModel] | None, *, stepped: bool) -> type[E]:
     mixins: tuple[type[ConfigModel], ...] = (SteppedConfig,) if stepped else ()
-    model = None if options is None else cast("type[BaseModel]", import_target(options, "options"))
     if GYMNASIUM not in names:
-        return kind_of_section(section, names, model, mixins=mixins)
+        return kind_of_section(section, names, options, mixins=mixins)
     mixins, others = (_WithIdConfig, *mixins), ("package.module:Class", "NAME-v1")
-    return kind_of_section(section, names, model, mixins=mixins, form=rf"[^:]*:.*|{ID_FORM}", others=others)
+    return kind_of_section(section, names, options, mixins=mixins, form=rf"[^:]*:.*|{ID_FORM}", others=others)
 
 
 _RECORDED: Final = kinds_of(RecordedEnvironmentConfig)

@@ -15,8 +15,8 @@ from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec
 from recipes.embodied.episodes.collector import Actor, CollectedEpisode, CollectingEnvWorker, Keep
 from recipes.embodied.loop.env_errors import EnvErrors
-from recipes.embodied.loop.frames import EPISODES, EpisodeFrames
 from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.videos import EPISODES, EpisodeFrames
 from recipes.embodied.models.policy_folder import keep_loaded, load_trained
 from recipes.embodied.rules.data_rules import check_given
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker

@@ -20,8 +20,8 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
 from recipes.embodied.envs.running import ERROR
 from recipes.embodied.envs.simulators.packages import versions_of
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.loop.frames import FrameRecorder
 from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.videos import FrameRecorder
 from recipes.embodied.workers.env_worker import EnvWorker
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

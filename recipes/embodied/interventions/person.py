@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.config.intervention_types import PersonOptions
 from recipes.embodied.interventions.intervention import (
     STILL,
     Axes,
@@ -18,7 +19,6 @@ from recipes.embodied.interventions.intervention import (
     Takeover,
     Verdict,
 )
-from recipes.embodied.interventions.source_options import PersonOptions
 from rlinf_core import ConfigError
 
 _DEFAULT_HZ = 20.0

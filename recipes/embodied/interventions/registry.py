@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recipes.embodied.config.intervention_types import JUDGES, SOURCES
+from recipes.embodied.config.intervention_types import JUDGES, SOURCES, KeysOptions
 from recipes.embodied.interventions.devices.event_device import missing_package
 from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Verdict
-from recipes.embodied.interventions.source_options import KeysOptions
 from recipes.training.arrays import Array
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.process.requirements import missing_modules

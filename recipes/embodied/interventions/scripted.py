@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.config.intervention_types import ScriptedOptions
 from recipes.embodied.interventions.intervention import InterventionSource, Steerable, Takeover
-from recipes.embodied.interventions.source_options import ScriptedOptions
 from rlinf_core import ConfigError
 
 # Steps whose takeovers are drawn together; a takeover ends with its block.

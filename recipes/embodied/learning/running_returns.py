@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.learning.trajectory import flatten_chunks, fold_chunks
-from recipes.embodied.loop.env_messages import EPISODES
+from recipes.embodied.loop.protocols import EPISODES
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.training.typed_tensors import floats

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.embodied.loop.env_messages import OUTCOME
+from recipes.embodied.loop.protocols import OUTCOME
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

@@ -13,11 +13,17 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
-from recipes.embodied.loop.env_errors import EnvErrors
-from recipes.embodied.loop.env_messages import EPISODES
-from recipes.embodied.loop.episode_figures import OF_ENDED, episode_means
-from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout, EpisodeSums, Layout
-from recipes.embodied.loop.rollout_recovery import RolloutRecovery
+from recipes.embodied.loop.env_errors import EnvErrors, RolloutRecovery
+from recipes.embodied.loop.protocols import (
+    EPISODES,
+    OF_ENDED,
+    EmbodiedActor,
+    EmbodiedEnv,
+    EmbodiedRollout,
+    EpisodeSums,
+    Layout,
+    episode_means,
+)
 from recipes.embodied.loop.videos import EvaluationVideos
 from recipes.training.worker_parts import comparisons_of
 from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle, mean_over_ranks

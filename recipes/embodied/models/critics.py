@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures
+from recipes.embodied.config.model_config import CONVOLUTIONS, ImageFeatures
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.normalization import Normalization

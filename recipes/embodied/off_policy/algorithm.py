@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from recipes.embodied.config.algorithm_config import LearningConfig
-from recipes.embodied.config.off_policy_settings import (
+from recipes.embodied.config.algorithm_config import (
     BootstrappedSettings,
+    LearningConfig,
     OffPolicyMethod,
     OffPolicySettings,
     method_of,

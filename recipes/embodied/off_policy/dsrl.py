@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field
 
-from recipes.embodied.config.algorithm_config import LossName
-from recipes.embodied.config.off_policy_settings import OF_ALGORITHM
+from recipes.embodied.config.algorithm_config import OF_ALGORITHM, LossName
 from recipes.embodied.off_policy.algorithm import CRITIC, LOSS, TransitionTensors, trained
 from recipes.embodied.off_policy.sac import Sac, SacOptions, SacSettings, reduced
 from recipes.sections.checks import Report, blame
@@ -207,7 +206,7 @@ def _check_frozen(config: EmbodiedConfig, report: Report) -> None:
 
 def _check_sampler(frozen: EmbodiedModelConfig, report: Report) -> None:
     """Report a policy of lerobot whose actions are no function of the initial noise."""
-    from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT
+    from recipes.embodied.config.model_config import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT
     from recipes.embodied.models.folder_facts import SETTINGS, lerobot_type, read_object
 
     kind, key = lerobot_type(frozen), "noise_scheduler_type"

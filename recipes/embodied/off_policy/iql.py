@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
-from recipes.embodied.config.algorithm_config import LossName
-from recipes.embodied.config.off_policy_settings import OF_ALGORITHM, OffPolicySettings
+from recipes.embodied.config.algorithm_config import OF_ALGORITHM, LossName, OffPolicySettings
 from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm, TransitionTensors
 from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import PositiveFloat

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.first_comparison import DataFacts, PicturesShown, facts_of
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_settings import (
+from recipes.embodied.config.algorithm_config import (
     DEFAULT_BATCH,
     DEMONSTRATIONS,
     DEMONSTRATIONS_SHARE,
@@ -24,6 +23,7 @@ from recipes.embodied.config.off_policy_settings import (
     buffer_rows,
     off_policy_of,
 )
+from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.data_reading import first_pictures

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.off_policy_settings import off_policy_of
+from recipes.embodied.config.algorithm_config import off_policy_of
 from recipes.embodied.learning.trajectory import RolloutBuffer
-from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
+from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.routing import make_routes
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
@@ -71,7 +71,7 @@ def record_step(buffer: RolloutBuffer, step: int, outcome: dict[str, Any], follo
     Args:
         buffer: the buffer, which has the step's action.
         step: the number of the step.
-        outcome: see `recipes.embodied.loop.env_messages`.
+        outcome: see `recipes.embodied.loop.protocols`.
         following: the observations after the step; where an episode ended, its final ones.
     """
     buffer.add_outcome(step, outcome, None)

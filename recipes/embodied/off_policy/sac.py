@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from recipes.embodied.config.algorithm_config import LossName
-from recipes.embodied.config.off_policy_settings import OF_ALGORITHM, BootstrappedOptions, BootstrappedSettings
+from recipes.embodied.config.algorithm_config import OF_ALGORITHM, BootstrappedOptions, BootstrappedSettings, LossName
 from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.sections.values import PositiveFloat

@@ -23,7 +23,7 @@ from recipes.embodied.learning.data_reading import (
     without_rewards,
 )
 from recipes.embodied.learning.trajectory import RolloutChunks
-from recipes.embodied.loop.env_messages import INTERVENTIONS
+from recipes.embodied.loop.protocols import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.segments import Damage, read_segments

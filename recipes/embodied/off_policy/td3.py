@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from recipes.embodied.config.algorithm_config import LossName
-from recipes.embodied.config.off_policy_settings import BootstrappedSettings
+from recipes.embodied.config.algorithm_config import BootstrappedSettings, LossName
 from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
 
 if TYPE_CHECKING:

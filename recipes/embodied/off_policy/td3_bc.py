@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from recipes.embodied.config.algorithm_config import LossName
-from recipes.embodied.config.off_policy_settings import OF_ALGORITHM, BootstrappedOptions
+from recipes.embodied.config.algorithm_config import OF_ALGORITHM, BootstrappedOptions, LossName
 from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.td3 import Td3, Td3Settings
 from rlinf_core.config.sections.values import PositiveFloat

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.config.intervention_types import LeaderOptions, PersonOptions
 from recipes.embodied.interventions.intervention import HandMotion, InterventionError, LeaderAction, Steerable
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.source_options import LeaderOptions, PersonOptions
 from recipes.embodied.robots.robot_errors import RobotError, RobotLinkLostError, RobotUnreachableError
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import missing_modules

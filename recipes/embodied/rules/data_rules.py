@@ -12,9 +12,9 @@ from recipes.demonstrations.lerobot.episode_list import read_episodes
 from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
 from recipes.embodied.config import EmbodiedConfig, PolicyJob
+from recipes.embodied.config.algorithm_config import is_off_policy
 from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig
-from recipes.embodied.config.off_policy_settings import is_off_policy
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, fault_of_fit, fault_of_statistics
 from recipes.embodied.rules.env_rules import sizes_of

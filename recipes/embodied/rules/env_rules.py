@@ -14,6 +14,7 @@ from recipes.embodied.config.env_types import (
     DRIVEN,
     ENV_TYPES,
     EnvType,
+    SimulatorOptions,
     driver_of,
     has_ids,
     how_to_install,
@@ -21,9 +22,7 @@ from recipes.embodied.config.env_types import (
     is_simulator,
 )
 from recipes.embodied.envs.observation_keys import STATES, camera_of
-from recipes.embodied.envs.simulators.options import SimulatorOptions
-from recipes.embodied.rules.camera_rules import check_cameras, robots_of
-from recipes.embodied.rules.intervention_rules import check_judge
+from recipes.embodied.rules.robot_rules import check_cameras, check_judge, robots_of
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, missing_module, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
@@ -32,7 +31,6 @@ from rlinf_core.config.sections.cluster import RESERVED_LABELS, NodeGroup
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.process.requirements import absence, install_command, missing_modules
-from rlinf_core.registry import import_target
 from rlinf_core.topology import ClusterTopology
 
 if TYPE_CHECKING:
@@ -219,8 +217,7 @@ def options_of_simulator(environments: EnvironmentConfig) -> SimulatorOptions:
 
 
 def _options(environments: EnvironmentConfig) -> SimulatorOptions | RobotEnvOptions:
-    target = ENV_TYPES[environments.env_type].options or ""
-    model = cast("type[SimulatorOptions | RobotEnvOptions]", import_target(target, "options"))
+    model = cast("type[SimulatorOptions | RobotEnvOptions]", ENV_TYPES[environments.env_type].options)
     return model.model_validate(environments.options)
 
 

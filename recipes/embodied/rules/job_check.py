@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from recipes.embodied.config import COMPONENTS, EmbodiedConfig, comparing_setting, facts, group_size, resets_each_pass
-from recipes.embodied.config.algorithm_config import PolicyGradientConfig, warmup_steps
-from recipes.embodied.config.batch_sizes import check_batches, evaluates
+from recipes.embodied.config.algorithm_config import (
+    SQUASHED,
+    OffPolicySettings,
+    PolicyGradientConfig,
+    trainer_of,
+    warmup_steps,
+)
+from recipes.embodied.config.embodied_config import check_batches, evaluates
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_settings import SQUASHED, OffPolicySettings, trainer_of
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
 from recipes.embodied.rules.data_rules import check_data, check_load_path
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
-from recipes.embodied.rules.intervention_rules import check_intervention
-from recipes.embodied.rules.off_policy_rules import check_off_policy
-from recipes.embodied.rules.option_rules import (
+from recipes.embodied.rules.policy_rules import (
     check_ensemble,
     check_lerobot,
     check_model_options,
+    check_off_policy,
     check_running_statistics,
 )
+from recipes.embodied.rules.robot_rules import check_intervention
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from recipes.demonstrations.columns import (
     ACTION,
@@ -38,11 +38,10 @@ from recipes.embodied.episodes.collector import (
     CollectedEpisode,
 )
 from recipes.embodied.learning.data_reading import action_bounds
-from recipes.embodied.loop.frames import FPS
+from recipes.embodied.loop.videos import FPS
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.config.validating.validation_messages import refusals
-from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.checkpoint import versions
 from rlinf_core.suggest import did_you_mean
 
@@ -158,9 +157,8 @@ def _intervention(written: InterventionConfig, device: str, overrides: Mapping[s
         raise ConfigError(f"unknown intervention source `{device}`", help=did_you_mean(device, names) or listed)
     options = {**(written.options if written.source == device else {}), **overrides}
     if device in SOURCES:
-        owner = import_target(SOURCES[device].options, "options")
         try:
-            cast("type[BaseModel]", owner).model_validate(options)
+            SOURCES[device].options.model_validate(options)
         except ValidationError as error:
             raise ConfigError(
                 f"`--device {device}`: {refusals(error)[0]}",

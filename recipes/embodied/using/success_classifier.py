@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recipes.embodied.config.intervention_types import ClassifierOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.interventions.intervention import Steerable, SuccessJudge, Verdict
-from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.using.trained_policy import TrainedPolicy
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, load_policy

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.algorithm_config import policy_gradient_of
-from recipes.embodied.config.batch_sizes import batch_sizes
+from recipes.embodied.config.embodied_config import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.batch import Samples, build_samples, mean_reward

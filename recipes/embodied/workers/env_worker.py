@@ -10,9 +10,9 @@ import numpy as np
 
 from recipes.demonstrations.first_comparison import StartFacts, Thumbnails, thumbnails
 from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
+from recipes.embodied.config.algorithm_config import is_off_policy
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
-from recipes.embodied.config.off_policy_settings import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvError, EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
@@ -20,11 +20,20 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS, camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.packages import compare_starts
 from recipes.embodied.interventions.registry import open_judge, open_source
-from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
-from recipes.embodied.loop.episode_figures import EpisodeSums, Sums
-from recipes.embodied.loop.frames import EPISODES, EpisodeFrames, FrameRecorder
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import (
+    CHUNKS,
+    EXECUTED,
+    FAILED,
+    INTERVENTIONS,
+    OUTCOME,
+    EpisodeSums,
+    EpisodeTotals,
+    Layout,
+    sliced,
+    stacked,
+)
 from recipes.embodied.loop.routing import Routes, make_routes
+from recipes.embodied.loop.videos import EPISODES, EpisodeFrames, FrameRecorder
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.training.arrays import NonFiniteError
 from recipes.training.worker_parts import ComparingWorker, keep_freed_memory
@@ -282,7 +291,7 @@ class EnvWorker(ComparingWorker):
             return self._train, (self._step + 1) * self._train.passes
         return self._eval, 0
 
-    def interact(self, step: int | None = None) -> Sums:
+    def interact(self, step: int | None = None) -> EpisodeSums:
         """Step all environments for one rollout of `rollout_epoch` segments.
 
         Args:
@@ -303,7 +312,7 @@ class EnvWorker(ComparingWorker):
             error.where = f"step {step}, {error.where}"
             raise
 
-    def evaluate(self) -> Sums:
+    def evaluate(self) -> EpisodeSums:
         """Act like `interact` in the environments of `env.eval`, from the same starts every time."""
         if self._eval is None:
             self._eval = self._made(self._config.env.eval, self._layout, training=False)
@@ -350,8 +359,8 @@ class EnvWorker(ComparingWorker):
             raise RuntimeError("called before init_worker()")
         return self._train
 
-    def _passes(self, stages: StagedEnvironments, first_reset: int, *, films: bool = False) -> Sums:
-        sums = EpisodeSums(first_only=stages.resets)
+    def _passes(self, stages: StagedEnvironments, first_reset: int, *, films: bool = False) -> EpisodeSums:
+        sums = EpisodeTotals(first_only=stages.resets)
         for number in range(stages.passes):
             begun = stages.begin(first_reset + number)
             if films and number == 0:

@@ -15,8 +15,7 @@ from recipes.embodied.config.algorithm_config import PolicyGradientConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type, checked_output, checked_values, computing
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
-from recipes.embodied.loop.env_messages import CHUNKS, FAILED, stacked
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import CHUNKS, FAILED, Layout, stacked
 from recipes.embodied.loop.routing import Routes, Share, actor_ranks, make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.folder_facts import observed_steps

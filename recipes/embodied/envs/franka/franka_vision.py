@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.config.env_types import FrankaVisionOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.franka.franka_tasks import step_toward
-from recipes.embodied.envs.simulators.options import FrankaVisionOptions
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.robots.franka_arm import (
     CONTROL_SECONDS,

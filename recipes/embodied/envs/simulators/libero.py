@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.config.env_types import LiberoOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
-from recipes.embodied.envs.simulators.options import LiberoOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.simulators.robosuite import upright
 from rlinf_core import ConfigError

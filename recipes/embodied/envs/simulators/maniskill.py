@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from recipes.embodied.config.env_types import ManiskillOptions
 from recipes.embodied.envs.batched_env import BatchedEnv
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.envs.processes.simulator import checked_options
-from recipes.embodied.envs.simulators.options import ManiskillOptions
 from recipes.embodied.envs.simulators.packages import imported
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

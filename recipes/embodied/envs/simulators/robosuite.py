@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.config.env_types import RobosuiteOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
-from recipes.embodied.envs.simulators.options import RobosuiteOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 
 _STEPS = 200

@@ -11,11 +11,11 @@ import logging
 import time
 from typing import Any, Final
 
+from recipes.embodied.config.intervention_types import BrowserOptions
 from recipes.embodied.interventions.browser.operator_desk import OperatorDesk, OperatorLink, cannot_listen, read_token
 from recipes.embodied.interventions.browser.page_server import PageServer
 from recipes.embodied.interventions.intervention import Steerable, Takeover
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.source_options import BrowserOptions
 from rlinf_core.process.known_secrets import remember
 
 # After this many seconds without a message, another person may take over; the page sends several per second.

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recipes.embodied.cameras.camera import CameraView
+from recipes.embodied.config.intervention_types import BrowserOptions
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.source_options import BrowserOptions
 
 
 def read_token(file: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+from recipes.embodied.config.intervention_types import GamepadOptions, SpaceMouseOptions
 from recipes.embodied.interventions.intervention import Axes, InterventionError, Steerable, Verdict
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.source_options import GamepadOptions, SpaceMouseOptions
 from rlinf_core import ConfigError
 
 

@@ -7,10 +7,10 @@ import select
 from collections.abc import Set
 from typing import Any, Final
 
+from recipes.embodied.config.intervention_types import KeyboardOptions
 from recipes.embodied.interventions.devices.event_device import EventDevice
 from recipes.embodied.interventions.intervention import Axes, InterventionError, Steerable, Verdict
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.source_options import KeyboardOptions
 
 # The direction of each key: forward, left, up, and rotations about these axes.
 MOVES: Final = {

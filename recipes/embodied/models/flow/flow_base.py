@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.embodied.config.model_options import FlowOptions, FlowVlaOptions
+from recipes.embodied.config.model_config import FlowOptions, FlowVlaOptions
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde, Velocity, flow_matching_losses
 from recipes.embodied.models.heads import with_value_head

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import FlowOptions
+from recipes.embodied.config.model_config import FlowOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.models.base_policy import Inputs

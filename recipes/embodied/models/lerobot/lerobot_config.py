@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT, LerobotOptions
+from recipes.embodied.config.model_config import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
 from recipes.training.arrays import Array

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import RANDOM_LEROBOT, LerobotOptions
+from recipes.embodied.config.model_config import RANDOM_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import OpenVlaOptions
+from recipes.embodied.config.model_config import OpenVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures, SquashedOptions
+from recipes.embodied.config.model_config import CONVOLUTIONS, ImageFeatures, SquashedOptions
 from recipes.embodied.envs.env_spec import EnvSpec, ImageShape
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import SquashedOptions, SteeredOptions
+from recipes.embodied.config.model_config import SquashedOptions, SteeredOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.folder_facts import FROZEN, frozen_section, saved_type

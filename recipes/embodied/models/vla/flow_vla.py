@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import FlowVlaOptions
+from recipes.embodied.config.model_config import FlowVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput

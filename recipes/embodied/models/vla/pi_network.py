@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import Pi0Options
+from recipes.embodied.config.model_config import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.vla.flow_vla import ReadObservation
 from recipes.embodied.models.vla.vision_language import HEAD, built_heads, built_image_size, initialize_narrow

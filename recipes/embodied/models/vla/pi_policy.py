@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import Pi0Options, Pi05Options
+from recipes.embodied.config.model_config import Pi0Options, Pi05Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.normalization import Scheme

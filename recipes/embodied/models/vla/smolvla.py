@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.config.model_options import SmolVlaOptions
+from recipes.embodied.config.model_config import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.folder_facts import WEIGHTS

@@ -163,7 +163,7 @@ def test_two_workers_drive_two_arms_and_a_death_stops_one(cluster: Cluster, star
 
 PUSHER = """
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.source_options import PersonOptions
+from recipes.embodied.config.intervention_types import PersonOptions
 
 
 class Pusher(PersonSource):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from recipes.agent.harbor.grading import write_checks
 from recipes.agent.harbor.task_folder import read_task
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.batch_sizes import batch_sizes
+from recipes.embodied.config.embodied_config import batch_sizes
 from recipes.embodied.config.env_config import stepping
 from recipes.embodied.config.model_config import policy_model
 from recipes.sections.algorithm import refuse_unknown_options

@@ -42,7 +42,7 @@ class Person(PersonSource):
     """Pushes forward some times, and is done."""
 
     def __init__(self, env: Any, options: Any) -> None:
-        from recipes.embodied.interventions.source_options import PersonOptions
+        from recipes.embodied.config.intervention_types import PersonOptions
 
         super().__init__(env, PersonOptions(release_steps=0))
         self.controls = [Controls((1, 0, 0))] * 3 + [Controls(), Controls(verdict="success")]

@@ -64,7 +64,7 @@ def test_every_class_that_a_table_names_is_there() -> None:
     """Their packages may be missing here, so that they cannot be imported."""
     tables: tuple[Mapping[str, Any], ...] = (ENV_TYPES, SOURCES, JUDGES, CAMERA_SOURCES)
     rows = [row for table in tables for row in table.values()]
-    targets = {target for row in rows for target in (row.target, getattr(row, "options", None)) if target}
+    targets = {row.target for row in rows if row.target}
     assert {target: missing_module(target) or missing_name(target) for target in targets} == dict.fromkeys(targets)
 
 

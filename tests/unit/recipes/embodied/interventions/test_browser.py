@@ -16,6 +16,7 @@ from PIL import Image
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from recipes.embodied.config.intervention_types import BrowserOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
@@ -33,7 +34,6 @@ from recipes.embodied.interventions.browser.page_messages import BadMessageError
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.interventions.source_options import BrowserOptions
 from tests.known import known
 from tests.waiting import until
 

@@ -12,6 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.config.intervention_types import (
+    GamepadOptions,
+    KeyboardOptions,
+    LeaderOptions,
+    PersonOptions,
+    SpaceMouseOptions,
+)
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.real.so101 import SO101Driver
 from recipes.embodied.envs.registry import make_env
@@ -37,13 +44,6 @@ from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Term
 from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError, SuccessJudge
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
 from recipes.embodied.interventions.registry import open_judge, open_source
-from recipes.embodied.interventions.source_options import (
-    GamepadOptions,
-    KeyboardOptions,
-    LeaderOptions,
-    PersonOptions,
-    SpaceMouseOptions,
-)
 from recipes.embodied.robots.so101_bus import LeaderSource
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots import SO101

@@ -12,6 +12,7 @@ import torch
 
 from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.embodied.config.intervention_types import PersonOptions, ScriptedOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.checks import EnvContractError
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Transition
@@ -21,10 +22,9 @@ from recipes.embodied.interventions.intervention import HandMotion, Intervention
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
-from recipes.embodied.interventions.source_options import PersonOptions, ScriptedOptions
 from recipes.embodied.learning.imitation import imitated_rows
 from recipes.embodied.learning.trajectory import RolloutBuffer
-from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
+from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base_policy import PolicyOutput
 from recipes.embodied.off_policy.off_policy_rollout import record_step
 from recipes.embodied.off_policy.sources import add_steps, intervened, transition_spec, transition_steps

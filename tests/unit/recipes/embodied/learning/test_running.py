@@ -16,8 +16,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.running_returns import FOLDER, RunningReturns, check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
-from recipes.embodied.loop.env_messages import EPISODES
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import EPISODES, Layout
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.small.feature_policy import MlpPolicy

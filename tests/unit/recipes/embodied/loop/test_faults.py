@@ -21,9 +21,7 @@ from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.env_errors import EnvErrors, EnvironmentRaisedError, SuspectedEpisodes, replay
-from recipes.embodied.loop.env_messages import FAILED_EPISODES
-from recipes.embodied.loop.episode_figures import EpisodeSums, episode_means
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import FAILED_EPISODES, EpisodeTotals, Layout, episode_means
 from recipes.embodied.workers.env_worker import EnvWorker
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.config.sections.runner import RunnerConfig
@@ -203,7 +201,7 @@ def test_errors_that_only_count_are_told_once_for_each_line(tmp_path: Path) -> N
 
 def test_success_is_a_share_of_all_episodes() -> None:
     """An environment may report success only where there is one."""
-    reported, unknown = EpisodeSums(first_only=True), EpisodeSums(first_only=True)
+    reported, unknown = EpisodeTotals(first_only=True), EpisodeTotals(first_only=True)
     for sums, solved in ((unknown, None), (reported, None), (reported, np.array([True]))):
         one = np.zeros(1, np.int64)
         sums.add(FinishedEpisodes(one, one, one.astype(np.float32), one, solved, solved, one > 0))
@@ -212,7 +210,7 @@ def test_success_is_a_share_of_all_episodes() -> None:
 
 
 def test_only_the_first_episodes_are_missing_in_an_evaluation() -> None:
-    sums = EpisodeSums(first_only=True)
+    sums = EpisodeTotals(first_only=True)
     sums.add_failed(np.array([0, 1, 2]))
     assert sums.sums[FAILED_EPISODES] == (1.0, 0)
 

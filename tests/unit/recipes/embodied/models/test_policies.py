@@ -19,7 +19,7 @@ from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.learning.policy_precision import checked_evaluation, checked_output, checked_values
-from recipes.embodied.loop.env_messages import CHUNKS
+from recipes.embodied.loop.protocols import CHUNKS
 from recipes.embodied.loop.routing import Share
 from recipes.embodied.models.base_policy import PolicyOutput
 from recipes.embodied.models.policy_folder import save_policy

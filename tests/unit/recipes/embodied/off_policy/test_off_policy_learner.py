@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig, off_policy_settings
+from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig, algorithm_config
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization, Statistics
@@ -41,7 +41,7 @@ Loss: TypeAlias = Literal["sac", "td3", "td3_bc", "iql"]
 class Made:
     def __init__(self, loss: Loss = "sac", skip: bool = False, spec: EnvSpec = SPEC, **keys: Any) -> None:
         torch.manual_seed(0)
-        config = off_policy_settings.METHODS[loss].settings_model.model_validate(keys)
+        config = algorithm_config.METHODS[loss].settings_model.model_validate(keys)
         kind = algorithm_of(config)
         options: dict[str, Any] = (
             {"images": "keypoints"} if loss == "sac" else {"images": "keypoints", "exploration_noise": 0.1}

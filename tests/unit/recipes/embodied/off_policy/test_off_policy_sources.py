@@ -20,7 +20,7 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.learning.trajectory import RolloutChunks
-from recipes.embodied.loop.env_messages import INTERVENTIONS
+from recipes.embodied.loop.protocols import INTERVENTIONS
 from recipes.embodied.off_policy import sources
 from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm, TransitionTensors
 from recipes.embodied.off_policy.off_policy_actor import split_passes

@@ -20,11 +20,11 @@ from recipes.demonstrations.demonstrations import joined
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.cameras.camera import CameraError
+from recipes.embodied.config.intervention_types import PersonOptions
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.source_options import PersonOptions
 from recipes.embodied.robots import manual_control
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import Server

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.rules import camera_rules
+from recipes.embodied.rules import robot_rules
 from recipes.embodied.rules.data_rules import check_given
 from recipes.training.weights.shard_files import shard_name
 from rlinf_cli.job.job_file import load_with_lint
@@ -391,7 +391,7 @@ def messages(*overrides: str, file: str = "embodied/pick-laptop") -> list[str]:
 def test_cameras_of_libraries(
     findings: Any, monkeypatch: pytest.MonkeyPatch, cameras: str, robot: str, words: str | None
 ) -> None:
-    monkeypatch.setattr(camera_rules, "missing_modules", lacking())
+    monkeypatch.setattr(robot_rules, "missing_modules", lacking())
     reported = findings(job(cameras, robot), messages=True)
     assert (reported == []) == (words is None)
     if words is not None:
@@ -400,11 +400,11 @@ def test_cameras_of_libraries(
 
 
 def test_missing_packages_are_named(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(camera_rules, "missing_modules", lacking("cv2"))
+    monkeypatch.setattr(robot_rules, "missing_modules", lacking("cv2"))
     (reported,) = findings(job("{front: {source: v4l2, path: /dev/video0}}"), messages=True)
     assert reported[0] == "missing-extra"
     assert "rlinf-cli[cameras]" in str(reported)
-    monkeypatch.setattr("recipes.embodied.rules.intervention_rules.missing_modules", list)
+    monkeypatch.setattr("recipes.embodied.rules.robot_rules.missing_modules", list)
     (finding,) = load_with_lint(
         "embodied/pick-laptop", (*SAC, "env.train.intervention.source=spacemouse"), environ={}
     ).diagnostics

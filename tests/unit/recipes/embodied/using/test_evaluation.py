@@ -22,8 +22,15 @@ from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.interventions.intervention import InterventionSource, Takeover
-from recipes.embodied.loop.frames import EPISODES, EpisodeFrames, FrameRecorder
-from recipes.embodied.loop.videos import MOST_KINDS, pick_per_outcome, tiled, write_videos
+from recipes.embodied.loop.videos import (
+    EPISODES,
+    MOST_KINDS,
+    EpisodeFrames,
+    FrameRecorder,
+    pick_per_outcome,
+    tiled,
+    write_videos,
+)
 from recipes.embodied.using import recording
 from recipes.embodied.using.evaluation import _collect, digest, figures, locate_weights, shared_starts, summary
 from recipes.embodied.using.recording import features_of, to_columns

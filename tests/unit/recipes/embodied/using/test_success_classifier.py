@@ -17,6 +17,7 @@ from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
+from recipes.embodied.config.intervention_types import ClassifierOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
@@ -31,7 +32,6 @@ from recipes.embodied.interventions.intervention import (
     Verdict,
 )
 from recipes.embodied.interventions.registry import open_judge
-from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.using import success_classifier

@@ -18,8 +18,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.env_state import State
-from recipes.embodied.loop.env_messages import sliced, stacked
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import Layout, sliced, stacked
 from recipes.embodied.loop.routing import EnvRange, Routes, actor_ranks, trajectory_key
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.env_worker import StagedEnvironments

@@ -216,7 +216,7 @@ def test_validate_names_what_is_missing_or_cannot_be_trained(
     config: str, overrides: tuple[str, ...], missing: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "recipes.embodied.rules.option_rules.missing_modules", lambda modules: modules if missing else []
+        "recipes.embodied.rules.policy_rules.missing_modules", lambda modules: modules if missing else []
     )
     job = load_with_lint(config, ("actor.model.model_type=lerobot", *overrides))
     messages = [item.message for item in job.diagnostics if item.path[:2] == ("actor", "model")]
