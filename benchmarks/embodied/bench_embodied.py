@@ -27,7 +27,7 @@ from benchmarks.table import Result, run_parts
 from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
-from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.env_state import Starts
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.embodied.models.small.feature_policy import MlpPolicy
 from recipes.embodied.program import program

@@ -30,8 +30,8 @@ from benchmarks.embodied.bench_embodied import program
 from benchmarks.meter import Meter
 from benchmarks.table import Result, run_parts
 from recipes.embodied.envs.env_spec import IntArray, Transition
+from recipes.embodied.envs.env_state import Starts
 from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
-from recipes.embodied.envs.starts import Starts
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import RunFolder
 

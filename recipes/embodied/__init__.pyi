@@ -7,10 +7,10 @@ from recipes.embodied.envs.contract import check_env as check_env
 from recipes.embodied.envs.env_spec import EnvSettings as EnvSettings
 from recipes.embodied.envs.env_spec import EnvSpec as EnvSpec
 from recipes.embodied.envs.env_spec import Transition as Transition
+from recipes.embodied.envs.env_state import Starts as Starts
 from recipes.embodied.envs.real.driver import RobotDriver as RobotDriver
 from recipes.embodied.envs.real.driver import check_driver as check_driver
 from recipes.embodied.envs.registry import make_env as make_env
-from recipes.embodied.envs.starts import Starts as Starts
 from recipes.embodied.interventions.intervention import InterventionSource as InterventionSource
 from recipes.embodied.interventions.intervention import SuccessJudge as SuccessJudge
 from recipes.embodied.models.base_policy import ActionEval as ActionEval

@@ -139,7 +139,7 @@ def cameras(
     Their frames, sizes and ages are listed. Nothing is moved.
     """
     from recipes.embodied.robots.manual_control import SECONDS, chosen_robot
-    from recipes.embodied.robots.robot_cameras import look_through, save_pictures
+    from recipes.embodied.robots.robot_session import look_through, save_pictures
 
     listed, options = _opened(file)
     if options is None or not options.cameras:

@@ -172,7 +172,7 @@ class SourceType(NamedTuple):
 
 
 SOURCES: Final[Mapping[str, SourceType]] = {
-    "scripted": SourceType(f"{_FOLDER}.scripted:ScriptedSource", ScriptedOptions, person=False),
+    "scripted": SourceType(f"{_FOLDER}.registry:ScriptedSource", ScriptedOptions, person=False),
     "keyboard": SourceType(f"{_FOLDER}.devices.keyboard:KeyboardSource", KeyboardOptions),
     "gamepad": SourceType(
         f"{_FOLDER}.devices.event_device:GamepadSource", GamepadOptions, modules=("evdev",), install="evdev"
@@ -181,7 +181,7 @@ SOURCES: Final[Mapping[str, SourceType]] = {
         f"{_FOLDER}.devices.event_device:SpaceMouseSource", SpaceMouseOptions, modules=("hid",), install="hidapi"
     ),
     "leader": SourceType(
-        "recipes.embodied.robots.so101_bus:LeaderSource",
+        "recipes.embodied.envs.real.so101:LeaderSource",
         LeaderOptions,
         modules=("lerobot",),
         install="lerobot[feetech]",

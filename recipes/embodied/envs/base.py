@@ -37,7 +37,7 @@ from recipes.embodied.envs.env_spec import (
     StepResult,
     Transition,
 )
-from recipes.embodied.envs.env_state import State, observation_digest
+from recipes.embodied.envs.env_state import Starts, State, observation_digest
 from recipes.embodied.envs.faults.repeating_batch import Batch, RepeatingBatch
 from recipes.embodied.envs.running import (
     ObservationHistory,
@@ -46,7 +46,6 @@ from recipes.embodied.envs.running import (
     apply_verdicts,
     without_env_rewards,
 )
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import (
     STILL,
     EnvProgress,

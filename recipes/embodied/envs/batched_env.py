@@ -12,7 +12,7 @@ import numpy as np
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, IntArray, Observation, Transition
-from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.env_state import Starts
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from recipes.embodied.cameras.camera import CameraView
 from recipes.embodied.envs.checks import broken
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.env_state import Starts, State
 from recipes.embodied.envs.observation_keys import camera_of
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

@@ -1,4 +1,4 @@
-"""What the groups of the embodied loop say to each other: calls, messages, and the sums of ended episodes.
+"""The exchange between the groups of the embodied loop: calls, messages, and the sums of ended episodes.
 
 A group of workers returns a handle for the values of all. Messages between env and rollout workers are arrays by name.
 Imports no torch, which simulators' interpreters lack.

@@ -109,9 +109,8 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         clip_grad: float = 0.0,
         skip_nonfinite: bool = False,
     ) -> None:
-        from recipes.embodied.models.critics import Critics
+        from recipes.embodied.models.critics import Critics, copy_weights, frozen_copy
         from recipes.embodied.models.small.squashed_policy import SquashedPolicy
-        from recipes.embodied.off_policy.losses import copy_weights, frozen_copy
         from recipes.training.updater import Updater
 
         self.settings, self.lr, self.strategy = settings, lr, policy.strategy
@@ -249,7 +248,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         Raises:
             NonFiniteError: a loss or a gradient is not finite.
         """
-        from recipes.embodied.off_policy.losses import copy_weights, move_toward
+        from recipes.embodied.models.critics import copy_weights, move_toward
 
         self.update_critics(batch, step, critic_figures)
         copy_weights(*self._encoder)
@@ -270,7 +269,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         """Take one update of the policy."""
         import torch
 
-        from recipes.embodied.off_policy.losses import without_gradients
+        from recipes.embodied.models.critics import without_gradients
 
         with torch.no_grad():
             batch = replace(batch, inputs=self.critics.encoded(batch.inputs))
@@ -352,7 +351,7 @@ class BootstrappedAlgorithm(OffPolicyAlgorithm[Bootstrapped]):
         """Return the loss of values [E, n], given the values and log-probabilities of the next actions."""
         import torch
 
-        from recipes.embodied.off_policy.losses import bootstrapped_targets, ensemble_loss
+        from recipes.embodied.models.critics import bootstrapped_targets, ensemble_loss
 
         drawn = self.settings.options.critics_in_target
         if drawn < len(following):

@@ -109,7 +109,7 @@ class Dsrl(Sac[DsrlSettings]):
         """See `OffPolicyAlgorithm`; critics of noise learn from those of actions, at newly drawn noise."""
         import torch
 
-        from recipes.embodied.off_policy.losses import ensemble_loss
+        from recipes.embodied.models.critics import ensemble_loss
         from rlinf_core import Loss
 
         super().update_critics(batch, step, figures)

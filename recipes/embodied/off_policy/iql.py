@@ -56,7 +56,7 @@ class Iql(OffPolicyAlgorithm[IqlSettings]):
         """See `OffPolicyAlgorithm`: of states, toward recorded actions, and of these, toward the next states."""
         import torch
 
-        from recipes.embodied.off_policy.losses import bootstrapped_targets, ensemble_loss
+        from recipes.embodied.models.critics import bootstrapped_targets, ensemble_loss
         from rlinf_core import Loss
 
         with torch.no_grad():

@@ -18,13 +18,18 @@ from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.config.env_types import driver_of
 from recipes.embodied.interventions.intervention import EnvProgress, HandMotion
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.robots.claim import claimed_by
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, steered
-from recipes.embodied.robots.franka_kinematics import HOME
-from recipes.embodied.robots.robot_cameras import check_own_cameras, opened
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, HOME, steered
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotUnreachableError
-from recipes.embodied.robots.robot_session import ArmCheck, check_arm, refuse_faults, watch_cameras
+from recipes.embodied.robots.robot_session import (
+    ArmCheck,
+    check_arm,
+    check_own_cameras,
+    claimed_by,
+    opened,
+    refuse_faults,
+    watch_cameras,
+)
 from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core import ConfigError, RLinfError, RobotUnit
 from rlinf_core.hardware.franka import Franka

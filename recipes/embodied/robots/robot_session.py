@@ -1,21 +1,127 @@
-"""The checks before an arm moves: controller, link, limits, cameras, lease, workspace. They move nothing."""
+"""Preparations of a motion: a robot's claim, the views of its cameras, and the checks of an arm. They move nothing.
+
+A claim is a lock on a file of the node, which ends with the process, even after `kill -9`, so that no two jobs of a
+node move the same robot. It is for robots whose controller grants no lease; the Franka arm's controller does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import errno
+import fcntl
+import hashlib
+import os
+import pwd
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from pathlib import Path
+from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 
-from recipes.embodied.cameras.camera import CameraError
-from recipes.embodied.cameras.camera_set import CameraSet
-from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, is_within
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.robot_errors import RobotCheckError
+from recipes.embodied.cameras.camera import ArmScene, CameraError, CameraView
+from recipes.embodied.cameras.camera_set import CameraSet, CameraState
+from recipes.embodied.config.camera_config import RobotEnvOptions
+from recipes.embodied.robots.controller_client import FrankaClient, holder_name
+from recipes.embodied.robots.franka_arm import (
+    CONTROL_SECONDS,
+    HOME,
+    JOINT_MAX,
+    JOINT_MIN,
+    VELOCITY_MAX,
+    hand_pose,
+    is_within,
+)
+from recipes.embodied.robots.robot_errors import RobotCheckError, RobotLeaseError
 from recipes.embodied.robots.wire_protocol import ArmState, ControllerFacts
+from rlinf_core import ConfigError, RLinfError, RobotUnit
+from rlinf_core.config.diagnostics import visible
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.hardware.franka import Franka
+from rlinf_core.hardware.robots import PluginDrivenRobot
+
+
+class RobotClaim:
+    """The right to move a robot, until `release` or the end of the process.
+
+    Args:
+        place: the robot's address on this node.
+
+    Raises:
+        RobotLeaseError: another process holds the claim.
+    """
+
+    def __init__(self, place: str) -> None:
+        # All users can write to the folder: a link planted by another user must not redirect the write below.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = claim_file(place)
+        try:
+            self._descriptor = os.open(file, flags, 0o666)
+            if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                os.close(self._descriptor)
+                raise OSError(errno.EINVAL, "it is not a regular file")
+        except OSError as error:
+            holder = _owner(file)
+            raise RobotLeaseError(
+                "the robot cannot be claimed",
+                holder=holder,
+                where=place,
+                why=f"`{file}`, created by {holder or 'another user'}, cannot be used: {error.strerror}",
+                help=f"ask {holder or 'its owner'} to end the process that moves the robot, and to remove the file",
+            ) from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = visible(os.pread(self._descriptor, 1000, 0).decode("utf-8", "replace").strip()) or None
+            os.close(self._descriptor)
+            raise RobotLeaseError(
+                "the robot is in use",
+                holder=holder,
+                where=place,
+                why=f"{holder or 'another process'} controls it",
+                help="end that process, or wait until it is done; give each env worker its own robot",
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, holder_name().encode(), 0)
+
+    def release(self) -> None:
+        """Release the robot. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _owner(file: Path) -> str | None:
+    """Return the owner of a file, as text; None if unknown."""
+    try:
+        return f"user {pwd.getpwuid(file.lstat().st_uid).pw_name}"
+    except (OSError, KeyError):
+        return None
+
+
+def claim_file(place: str) -> Path:
+    """Return the file whose lock is the claim on a robot."""
+    digest = hashlib.sha256(os.path.realpath(place).encode() if place.startswith("/") else place.encode()).hexdigest()
+    return Path(tempfile.gettempdir()) / f"rlinf-robot-{digest[:16]}.claim"
+
+
+def claimed_by(place: str) -> str | None:
+    """Return the holder of a robot, as text; None if it is free."""
+    try:
+        with RobotClaim(place):
+            return None
+    except RobotLeaseError as error:
+        return error.holder or "another process"
+
 
 Verdict: TypeAlias = Literal["ok", "fault", "skipped"]
 # Tested versions by the name of the controller: the first supported version, and the first unsupported one.
@@ -196,3 +302,97 @@ def watch_cameras(client: FrankaClient, arm: Franka, state: ArmState, cameras: C
     except CameraError as error:
         client.stop()
         raise error.after_stop() from error
+
+
+# The time for counting frames, in seconds.
+_WATCHED: Final = 1.0
+
+
+@contextmanager
+def opened(robot: RobotUnit, options: RobotEnvOptions, scene: Callable[[], ArmScene] | None) -> Generator[CameraSet]:
+    """Open a robot's cameras, until the block ends.
+
+    Raises:
+        ConfigError: a package is missing, or a camera has no serial number or no driver.
+        CameraError: a camera is missing, or gives no frame.
+    """
+    cameras = CameraSet(options, robot, place_of(robot), scene)
+    try:
+        yield cameras
+    finally:
+        cameras.close()
+
+
+def place_of(robot: RobotUnit) -> str:
+    """Return the robot and its address, in words."""
+    if isinstance(robot, Franka):
+        return f"Franka arm {robot.robot_ip}:{robot.robot_port} of node {robot.node_rank}"
+    return f"{robot.place if isinstance(robot, PluginDrivenRobot) else 'robot'} of node {robot.node_rank}"
+
+
+def scene_of(robot: RobotUnit, options: RobotEnvOptions, seconds: float) -> Callable[[], ArmScene] | None:
+    """Return a constant scene of an arm, if one of its cameras renders it; the arm must not move meanwhile.
+
+    Raises:
+        RobotUnreachableError: the controller does not answer.
+    """
+    if not isinstance(robot, Franka):
+        return None
+    if not any(camera.source == "scene" for camera in options.cameras.values()):
+        return None
+    with FrankaClient(robot, seconds=seconds) as client:
+        joints = client.state().joints
+    return lambda: ArmScene(joints, None, time.monotonic())
+
+
+def look_through(
+    robot: RobotUnit, options: RobotEnvOptions, seconds: float
+) -> tuple[list[CameraState], list[CameraView]]:
+    """Return the states of a robot's cameras after a second of frames, and their images.
+
+    Raises:
+        ConfigError: a package is missing, or a camera has no serial number or no driver.
+        CameraError: a camera is missing, or gives no frame.
+        RobotUnreachableError: a camera renders the scene, and the controller does not answer.
+    """
+    with opened(robot, options, scene_of(robot, options, seconds)) as cameras:
+        time.sleep(_WATCHED)
+        return cameras.states(), cameras.views()
+
+
+def check_own_cameras(robot: RobotUnit, options: RobotEnvOptions, seconds: float) -> ArmCheck:
+    """Check whether each camera in the environment's options has a recent frame."""
+    try:
+        states, _ = look_through(robot, options, seconds)
+    except (CameraError, ConfigError) as error:
+        why = f": {error.why}" if error.why else ""
+        return ArmCheck("cameras", "fault", f"{error.message}{why}", error.help)
+    return ArmCheck("cameras", "ok", "; ".join(described(state) for state in states))
+
+
+def described(state: CameraState) -> str:
+    """Return a camera's state in words."""
+    width, height = state.size
+    return f"{state.name}: {width}x{height}, {state.rate:.0f} frames/s, newest {1000 * state.age:.0f} ms old"
+
+
+def save_pictures(folder: Path, views: Sequence[CameraView]) -> list[Path]:
+    """Write each image as `CAMERA.png`, and return the files.
+
+    Raises:
+        RLinfError: an image cannot be written.
+    """
+    from PIL import Image
+
+    files: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for view in views:
+            file = folder / f"{view.camera}.png"
+            Image.fromarray(view.image).save(file)
+            files.append(file)
+    except OSError as error:
+        raise RLinfError(
+            "a picture cannot be written", where=str(folder), why=write_fault(folder, error), help="name another folder"
+        ) from error
+    return files

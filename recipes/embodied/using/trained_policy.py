@@ -15,8 +15,13 @@ from recipes.embodied.config.model_config import EmbodiedModelConfig, policy_mod
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import past_key
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.policy_folder import DESCRIPTION, is_policy_folder, load_trained, read_description
-from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.policy_folder import (
+    DESCRIPTION,
+    is_policy_folder,
+    load_trained,
+    make_model,
+    read_description,
+)
 from recipes.training.arrays import Array, all_finite
 from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import ConfigError

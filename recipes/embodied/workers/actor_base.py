@@ -25,8 +25,13 @@ from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import keep_loaded, load_normalization, load_trained, write_description
-from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.policy_folder import (
+    keep_loaded,
+    load_normalization,
+    load_trained,
+    make_model,
+    write_description,
+)
 from recipes.training.sharding import is_sharded
 from recipes.training.updater import check_weights
 from recipes.training.weight_sources import WeightsOfRankZero, WeightSource

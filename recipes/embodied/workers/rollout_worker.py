@@ -20,7 +20,7 @@ from recipes.embodied.loop.routing import Routes, Share, actor_ranks, make_route
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.policy_folder import make_model
 from recipes.training.arrays import Array
 from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, receiver_ranks
 from recipes.training.worker_parts import (

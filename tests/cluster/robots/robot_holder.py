@@ -13,8 +13,7 @@ import numpy as np
 
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import ACTION_STEP
-from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.franka_arm import ACTION_STEP, HOME
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotSilentError
 from rlinf_core.hardware.franka import Franka
 

@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.load_set import load_demonstrations
 from recipes.embodied.config.intervention_types import ScriptedOptions
-from recipes.embodied.interventions.scripted import takeover_steps
+from recipes.embodied.interventions.registry import takeover_steps
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.rlinf_command import rlinf

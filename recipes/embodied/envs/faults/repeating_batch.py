@@ -30,7 +30,7 @@ from recipes.embodied.envs.env_spec import (
     Observation,
     Transition,
 )
-from recipes.embodied.envs.env_state import observation_digest
+from recipes.embodied.envs.env_state import Starts, observation_digest
 from recipes.embodied.envs.faults.repeating import (
     MOST_REPEATED,
     MOST_STARTS,
@@ -41,7 +41,6 @@ from recipes.embodied.envs.faults.repeating import (
     env_error,
 )
 from recipes.embodied.envs.running import RunningEpisodes
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.task_methods import TaskMethods
 from recipes.training.arrays import Array
 

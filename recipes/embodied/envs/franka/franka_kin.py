@@ -20,21 +20,24 @@ from recipes.embodied.envs.env_spec import (
     Observation,
     Transition,
 )
-from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.env_state import Starts, State
 from recipes.embodied.envs.franka.franka_tasks import gripper_move, move_toward
 from recipes.embodied.envs.franka.pictures import Spot, draw_arm
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     CONTROL_SECONDS,
     GRIPPER_THRESHOLD,
+    HOME,
+    JOINT_MAX,
+    JOINT_MIN,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
     REACH_STATES,
     between,
     check_task,
     distance,
+    hand_pose,
     reach_potential,
     reach_target,
     reached,
@@ -42,7 +45,6 @@ from recipes.embodied.robots.franka_arm import (
     steered,
     write_arm_states,
 )
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.training.arrays import Array
 
 TASKS = ("pick", "reach")

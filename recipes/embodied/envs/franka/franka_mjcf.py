@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple, TypeAlias
 
-from recipes.embodied.robots.franka_kinematics import FINGERTIPS, FLANGE, JOINT_MAX, JOINT_MIN, LINKS
+from recipes.embodied.robots.franka_arm import FINGERTIPS, FLANGE, JOINT_MAX, JOINT_MIN, LINKS
 
 TIMESTEP = 0.01  # seconds of one step of physics
 TORQUE_MAX = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # newton meters, as Franka publishes them

@@ -19,23 +19,24 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.env_state import Starts, State
 from recipes.embodied.envs.franka.franka_mjcf import BLOCK_HALF, FINGER_TRAVEL, PUCK_RADIUS, TIMESTEP, mjcf
 from recipes.embodied.envs.franka.franka_tasks import TASKS, PlaceTask, Scene
 from recipes.embodied.envs.franka.pictures import Spot, draw_arm
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     ACTION_VELOCITY,
     CONTROL_SECONDS,
     GRIPPER_THRESHOLD,
+    JOINT_MAX,
+    JOINT_MIN,
     REACH_STATES,
     check_task,
+    hand_pose,
     steered,
     write_arm_states,
 )
-from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.training.arrays import Array
 
 SUBSTEPS = round(CONTROL_SECONDS / TIMESTEP)

@@ -23,13 +23,13 @@ from recipes.embodied.robots.franka_arm import (
     REACH_STATES,
     between,
     distance,
+    hand_pose,
     reach_potential,
     reach_target,
     reached,
     scaled_position,
     start_joints,
 )
-from recipes.embodied.robots.franka_kinematics import hand_pose
 from recipes.training.arrays import Array
 
 Floats: TypeAlias = NDArray[np.float64]

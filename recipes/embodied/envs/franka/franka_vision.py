@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from recipes.embodied.config.env_types import FrankaVisionOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.env_state import Starts, State
 from recipes.embodied.envs.franka.franka_tasks import step_toward
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.robots.franka_arm import (
     CONTROL_SECONDS,
+    JOINT_MAX,
+    JOINT_MIN,
     check_task,
     distance,
+    hand_pose,
     reached,
     scaled_joints,
     scaled_position,
     start_joints,
 )
-from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.training.arrays import Array
 from rlinf_core.algorithms.options import checked_options
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.cameras.camera import ArmScene, CameraDriver, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.envs.franka.franka_mjcf import mjcf
-from recipes.embodied.robots.franka_kinematics import FLANGE, arm_points
+from recipes.embodied.robots.franka_arm import FLANGE, arm_points
 from recipes.training.arrays import Array
 
 # The height, and the width of each of the two views, in pixels.

@@ -16,6 +16,7 @@ from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_state import Starts
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
 from recipes.embodied.envs.real.driver import (
     DriverContractError,
@@ -24,10 +25,9 @@ from recipes.embodied.envs.real.driver import (
     open_driver,
     own_robot,
 )
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
-from recipes.embodied.robots.claim import RobotClaim
 from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError
+from recipes.embodied.robots.robot_session import RobotClaim
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options

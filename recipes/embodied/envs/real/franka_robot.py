@@ -19,20 +19,22 @@ from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.config.camera_config import FrankaRobotOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_state import Starts
 from recipes.embodied.envs.franka.franka_tasks import move_toward
 from recipes.embodied.envs.franka.pictures import drawn
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.real.driver import own_robot
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
+    HOME,
     OWN_STATES,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
     REACH_STATES,
     check_task,
+    hand_pose,
     points_within,
     reach_potential,
     reach_target,
@@ -41,7 +43,6 @@ from recipes.embodied.robots.franka_arm import (
     steered,
     write_arm_states,
 )
-from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
 from recipes.embodied.robots.robot_errors import RobotLateError
 from recipes.embodied.robots.robot_session import check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.wire_protocol import ArmState

@@ -28,12 +28,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from recipes.embodied.interventions.browser.operator_desk import DeskTakenError, Exhibit, OperatorDesk, age_of, jpeg
-from recipes.embodied.interventions.browser.page_messages import (
+from recipes.embodied.interventions.browser.operator_desk import (
     MAX_MESSAGE,
     BadMessageError,
+    DeskTakenError,
+    Exhibit,
+    OperatorDesk,
+    age_of,
     controls_of,
     decode,
+    jpeg,
     knows,
     packed,
     shown,

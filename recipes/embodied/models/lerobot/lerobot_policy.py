@@ -22,8 +22,14 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import RANDOM_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
-from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.heads import value_head, with_value_head
+from recipes.embodied.models.base_policy import (
+    ActionEval,
+    BasePolicy,
+    Inputs,
+    PolicyOutput,
+    value_head,
+    with_value_head,
+)
 from recipes.embodied.models.lerobot.lerobot_config import (
     ACTION,
     ENVIRONMENT_STATE,

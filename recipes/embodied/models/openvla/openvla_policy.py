@@ -21,17 +21,29 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import OpenVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
-from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.heads import value_head, with_value_head
-from recipes.embodied.models.openvla.openvla_folder import OpenVlaShape, TowerSizes, load_network, read_shape
-from recipes.embodied.models.openvla.openvla_network import OpenVlaNetwork
+from recipes.embodied.models.base_policy import (
+    ActionEval,
+    BasePolicy,
+    Inputs,
+    PolicyOutput,
+    value_head,
+    with_value_head,
+)
+from recipes.embodied.models.openvla.openvla_network import (
+    OpenVlaNetwork,
+    OpenVlaShape,
+    TowerSizes,
+    load_network,
+    read_shape,
+)
 from recipes.embodied.models.policy_folder import BACKBONE, backbone_of
 from recipes.embodied.models.published_statistics import load_statistics
 from recipes.embodied.models.vla.flow_vla import check_observations
-from recipes.embodied.models.vla.image_pipeline import ImagePipeline, centre_crop
 from recipes.embodied.models.vla.vision_language import (
+    ImagePipeline,
     built_heads,
     built_image_size,
+    centre_crop,
     encoded_prompts,
     initialize_narrow,
     load_policy_tokenizer,

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec, ImageShape, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
-from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.heads import OrthogonalLinear, action_head, hidden_layers, with_value_head
+from recipes.embodied.models.base_policy import (
+    ActionEval,
+    BasePolicy,
+    Inputs,
+    OrthogonalLinear,
+    PolicyOutput,
+    action_head,
+    hidden_layers,
+    with_value_head,
+)
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 

@@ -22,10 +22,8 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import FlowVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
-from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde
-from recipes.embodied.models.flow.flow_matching import Velocity
-from recipes.embodied.models.heads import value_head
+from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput, value_head
+from recipes.embodied.models.flow.flow_policy import FlowMatchingPolicy, Velocity, check_horizon, flow_sde
 from recipes.embodied.models.vla.vision_language import encoded_prompts
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

@@ -31,10 +31,9 @@ from recipes.embodied.models.vla.flow_vla import (
     ReadObservation,
     check_observations,
 )
-from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from recipes.embodied.models.vla.pi_folder import built_pi0, load_pi0, load_pi05, saved_pi0
 from recipes.embodied.models.vla.pi_network import Pi05Network, PiShape, built_shape, initialize_built, read_prefix
-from recipes.embodied.models.vla.vision_language import adapted, load_policy_tokenizer
+from recipes.embodied.models.vla.vision_language import ImagePipeline, adapted, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import transformer_layers, with_lora
 

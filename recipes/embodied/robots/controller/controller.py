@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from recipes.embodied.robots.controller.arm import Arm
-from recipes.embodied.robots.controller.simulated_arm import SimulatedCameras
-from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import VELOCITY_MAX
+from recipes.embodied.robots.controller.arm import Arm, SimulatedCameras
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, VELOCITY_MAX
 from recipes.embodied.robots.wire_protocol import (
     NAME,
     PROTOCOL,

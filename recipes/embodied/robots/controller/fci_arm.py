@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.controller.arm import RESET_SPEED, Arm, period_end
-from recipes.embodied.robots.franka_arm import ACTION_VELOCITY
-from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.robots.franka_arm import ACTION_VELOCITY, JOINT_MAX, JOINT_MIN, VELOCITY_MAX
 
 # Versions of the interface that franka-rs speaks, and their arms. Only the Research 3's version was tested.
 ARMS: Final = {10: "Franka Research 3", 5: "Franka Emika Panda"}

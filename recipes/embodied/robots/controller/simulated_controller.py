@@ -13,9 +13,9 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from recipes.embodied.robots.controller.arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import controller_arguments, positive, serve
-from recipes.embodied.robots.controller.simulated_arm import SimulatedArm, SimulatedCameras
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from recipes.embodied.envs.real import franka_robot
 from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.robots.controller_client import FrankaClient, holder_name
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.robots.franka_arm import HOME, JOINT_MAX, JOINT_MIN
 from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLeaseError,

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
-from recipes.embodied.envs.env_state import State
-from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.env_state import Starts, State
 
 
 class CountingEnv(VectorEnv):

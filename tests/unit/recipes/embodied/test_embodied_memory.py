@@ -20,8 +20,7 @@ from recipes.embodied.config.env_config import EnvSection, RecordedEnvironmentCo
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.embodied_memory import env_forecast, environment_spec, forecast, policy_sizes
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
-from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, save_policy
-from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, make_model, save_policy
 from recipes.training.weights.weight_sync import FlatWeights
 from rlinf_core import ConfigError, load_job
 from rlinf_core.job.arrangements import Arrangement, DeviceGroup, DeviceSpan, Flow, candidates, search

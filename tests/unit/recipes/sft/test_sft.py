@@ -16,8 +16,7 @@ from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.first_comparison import PicturesShown, thumbnails
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import load_trained
-from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.policy_folder import load_trained, make_model
 from recipes.sft import sft_program
 from recipes.sft import sft_program as module
 from recipes.sft.config import SftConfig

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.flow import flow_base
-from recipes.embodied.models.policy_folder import save_policy
-from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.flow import flow_policy
+from recipes.embodied.models.policy_folder import make_model, save_policy
 
 EQUAL, CLOSE = 1e-4, 1e-5
 
@@ -85,7 +84,7 @@ def _loss(policy: Any, spec: EnvSpec, arrays: dict[str, Any]) -> float:
             at = time[:, None, None]
             return (velocity((1 - at) * noise + at * samples, time) - (samples - noise)).square()
 
-        flow_base.flow_matching_losses = losses  # pyright: ignore[reportPrivateLocalImportUsage]
+        flow_policy.flow_matching_losses = losses  # pyright: ignore[reportPrivateLocalImportUsage]
         policy.times = lambda _: 1 - share
     torch.manual_seed(3)
     valid = torch.ones(N, horizon, dtype=torch.bool)

@@ -21,8 +21,7 @@ from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.envs.real.driver import RobotDriver, check_driver
 from recipes.embodied.robots.controller.fci_arm import FciArm
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import HOME, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS, HOME, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotRefusedError, RobotStoppedError
 from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core import GenericRobot

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS, HOME
 from recipes.embodied.robots.robot_errors import RobotError
 from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core.hardware.franka import Franka

@@ -17,11 +17,11 @@ import pytest
 
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.robots import manual_control
+from recipes.embodied.robots.controller.arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import Server
-from recipes.embodied.robots.controller.simulated_arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller_client import FrankaClient, holder_name
-from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.franka_arm import HOME
 from rlinf_cli.main import main
 from rlinf_core.hardware.franka import Franka
 from tests.unit.cli.typed import Cli, text_file

@@ -18,10 +18,9 @@ from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.contract import EnvContractError, check_env
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.envs.env_state import State, pack, unpack
+from recipes.embodied.envs.env_state import Starts, State, pack, unpack
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.registry import MissingPackageError, make_env
-from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import NonFiniteError
 from rlinf_core import ConfigError
 from tests.known import known

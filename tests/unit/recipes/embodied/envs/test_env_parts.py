@@ -21,11 +21,10 @@ from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
 from recipes.embodied.config.intervention_types import JUDGES, SOURCES
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Transition
-from recipes.embodied.envs.env_state import observation_digest, pack, unpack
+from recipes.embodied.envs.env_state import Starts, observation_digest, pack, unpack
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.real.franka_robot import SPEC
 from recipes.embodied.envs.registry import MissingPackageError, make_env
-from recipes.embodied.envs.starts import Starts
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.sections.imports import missing_module, missing_name
 from rlinf_cli.job.job_file import load_with_lint

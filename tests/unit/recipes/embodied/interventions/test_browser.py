@@ -23,14 +23,16 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.browser import browser_source
 from recipes.embodied.interventions.browser.browser_source import BrowserSource
 from recipes.embodied.interventions.browser.operator_desk import (
+    BadMessageError,
     DeskTakenError,
     OperatorDesk,
     OperatorLink,
+    controls_of,
     jpeg,
     merged,
     read_token,
+    shown,
 )
-from recipes.embodied.interventions.browser.page_messages import BadMessageError, controls_of, shown
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.registry import open_source

@@ -20,7 +20,7 @@ from recipes.embodied.config.intervention_types import (
     SpaceMouseOptions,
 )
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.real.so101 import SO101Driver
+from recipes.embodied.envs.real.so101 import LeaderSource, SO101Driver
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.gym_hil import GymHilEnv
 from recipes.embodied.interventions.devices import event_device
@@ -44,7 +44,6 @@ from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Term
 from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError, SuccessJudge
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
 from recipes.embodied.interventions.registry import open_judge, open_source
-from recipes.embodied.robots.so101_bus import LeaderSource
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots import SO101
 from tests.known import known

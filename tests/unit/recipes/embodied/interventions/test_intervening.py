@@ -20,8 +20,7 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.intervention import HandMotion, InterventionError, InterventionSource, Takeover
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
+from recipes.embodied.interventions.registry import BLOCK, ScriptedSource, open_source, takeover_steps
 from recipes.embodied.learning.imitation import imitated_rows
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.franka_arm import HOME
 
 
 class FrankaError(Exception):

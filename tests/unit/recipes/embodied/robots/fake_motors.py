@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.robots.so101_bus import JOINTS
+from recipes.embodied.envs.real.so101 import JOINTS
 
 
 class MotorNormMode(Enum):

@@ -16,8 +16,7 @@ from recipes.embodied.robots.controller import fci_arm, franka_controller
 from recipes.embodied.robots.controller.controller import Controller, Motion
 from recipes.embodied.robots.controller.fci_arm import FciArm, FciOptions, WorkerThread
 from recipes.embodied.robots.controller.franka_controller import connect_arm
-from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS, HOME, JOINT_MAX, JOINT_MIN
 from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotUnreachableError
 from recipes.embodied.robots.wire_protocol import ControllerRequest
 from tests.unit.recipes.embodied.robots import fake_franka

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.robots.controller.arm import RESET_SPEED
+from recipes.embodied.robots.controller.arm import RESET_SPEED, SimulatedArm
 from recipes.embodied.robots.controller.controller import WATCHDOG_SECONDS, Controller, Motion
-from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
-from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.wire_protocol import (
     MAX_LINE,
     Acquiring,

@@ -28,8 +28,6 @@ from recipes.embodied.envs.real.driver import (
 from recipes.embodied.envs.real.so101 import SO101Driver, SO101Options
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.intervention import HandMotion
-from recipes.embodied.robots import so101_bus
-from recipes.embodied.robots.claim import RobotClaim, claim_file, claimed_by
 from recipes.embodied.robots.robot_errors import (
     RobotCheckError,
     RobotError,
@@ -38,6 +36,7 @@ from recipes.embodied.robots.robot_errors import (
     RobotStoppedError,
     RobotUnreachableError,
 )
+from recipes.embodied.robots.robot_session import RobotClaim, claim_file, claimed_by
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.hardware.robots import SO101, GenericRobot
 from tests.known import known
@@ -278,7 +277,7 @@ def test_a_driver_of_choices_is_refused() -> None:
 def test_a_robot_belongs_to_one_process_until_that_is_killed(tmp_path: Path) -> None:
     code = (
         f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from recipes.embodied.robots.claim import RobotClaim\n"
+        "from recipes.embodied.robots.robot_session import RobotClaim\n"
         "claim = RobotClaim('/dev/slide0'); print('mine', flush=True); input()"
     )
     with subprocess.Popen(
@@ -414,7 +413,7 @@ def test_calibration_file(tmp_path: Path) -> None:
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(so101_bus, "missing_modules", lacking("lerobot"))
+    monkeypatch.setattr(so101, "missing_modules", lacking("lerobot"))
     with pytest.raises(ConfigError, match="needs the package `lerobot`") as caught:
         SO101Driver(arm(), SO101Options())
     assert "Python 3.12" in (caught.value.help or "")

@@ -19,11 +19,10 @@ import pytest
 
 from recipes.embodied.replay.segments import Damage, SegmentWriter, read_segments
 from recipes.embodied.replay.segments import encode as encode_record
+from recipes.embodied.robots.controller.arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller.controller import Controller, Motion, to_tick
-from recipes.embodied.robots.controller.simulated_arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller_client import SIGN_SECONDS
-from recipes.embodied.robots.franka_arm import ACTION_STEP
-from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.robots.franka_arm import ACTION_STEP, HOME, JOINT_MAX, JOINT_MIN
 from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLateError,

@@ -21,17 +21,11 @@ from numpy.typing import NDArray
 from recipes.embodied.cameras.camera import ArmScene, CameraError, CameraSetup
 from recipes.embodied.config.camera_config import CameraOptions
 from recipes.embodied.envs.franka.pictures import SceneCamera
+from recipes.embodied.robots.controller.arm import SimulatedArm
 from recipes.embodied.robots.controller.controller import VERSION
-from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
     CONTROL_SECONDS,
-    is_within,
-    points_within,
-    reach_target,
-    start_within,
-)
-from recipes.embodied.robots.franka_kinematics import (
     FINGERTIPS,
     FLANGE,
     HOME,
@@ -40,7 +34,11 @@ from recipes.embodied.robots.franka_kinematics import (
     VELOCITY_MAX,
     arm_points,
     hand_pose,
+    is_within,
     points_on_hand,
+    points_within,
+    reach_target,
+    start_within,
 )
 from recipes.embodied.robots.robot_errors import RobotCheckError
 from recipes.embodied.robots.robot_session import (

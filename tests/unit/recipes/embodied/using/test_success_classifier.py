@@ -33,7 +33,7 @@ from recipes.embodied.interventions.intervention import (
 )
 from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.learning.imitation import ImitationData
-from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.policy_folder import make_model
 from recipes.embodied.using import success_classifier
 from recipes.embodied.using.recording import features_of, to_columns
 from recipes.embodied.using.success_classifier import ClassifierJudge

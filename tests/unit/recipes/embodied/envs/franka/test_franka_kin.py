@@ -15,8 +15,15 @@ from recipes.embodied.envs.franka import franka_kin
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka.franka_vision import COLORS, POINT_HEIGHT, SEEN_HIGH, SEEN_LOW, FrankaVisionEnv
 from recipes.embodied.robots import franka_arm
-from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, SPEED, distance
-from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.franka_arm import (
+    CONTROL_SECONDS,
+    JOINT_MAX,
+    JOINT_MIN,
+    SPEED,
+    VELOCITY_MAX,
+    distance,
+    hand_pose,
+)
 from rlinf_core.errors import ConfigError
 from tests.known import known
 

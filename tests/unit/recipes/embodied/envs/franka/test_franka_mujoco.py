@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka.franka_tasks import move_toward
-from recipes.embodied.robots.franka_arm import ACTION_STEP, REACH_INSTRUCTION, distance
-from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
+from recipes.embodied.robots.franka_arm import ACTION_STEP, JOINT_MAX, JOINT_MIN, REACH_INSTRUCTION, distance, hand_pose
 from rlinf_core.errors import ConfigError
 
 mujoco = pytest.importorskip("mujoco", reason="the extra `mujoco` is not installed")

@@ -21,9 +21,8 @@ pytest.importorskip("gymnasium")
 import gymnasium
 from gymnasium import spaces
 
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import cannot_be_made
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import cannot_be_made, checked_step
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_step
 
 
 class Toy(gymnasium.Env):
