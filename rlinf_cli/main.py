@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int | None:
-    from rlinf_core.node.environment import name_user
+    from rlinf_core.node.own_process import name_user
 
     if (home := name_user()) and "_RLINF_COMPLETE" not in os.environ:
         console.warn(f"HOME is not set, and user {os.getuid()} has no name: `{home}` is used as its home folder")

@@ -26,7 +26,7 @@ from rlinf_cli.job.job_layout import masked
 from rlinf_core.errors import ClusterError
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.cluster_records import section_digest
-from rlinf_core.node.environment import refuse_stripped_docstrings
+from rlinf_core.node.own_process import refuse_stripped_docstrings
 
 
 def prepare(

@@ -24,7 +24,8 @@ from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen
 from rlinf_core.node import attach
-from rlinf_core.node.environment import name_user, process_environment
+from rlinf_core.node.environment import process_environment
+from rlinf_core.node.own_process import name_user
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.process import activity, pacing
 from rlinf_core.process.known_secrets import known

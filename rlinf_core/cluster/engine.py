@@ -44,8 +44,8 @@ from rlinf_core.errors import ClusterError, ProcessEnd, RayStartError, WorkerDie
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.foreign.files import read_json_object
 from rlinf_core.node import attach, node_facts
-from rlinf_core.node.environment import refuse_stripped_docstrings
 from rlinf_core.node.node_facts import make_private, private_base
+from rlinf_core.node.own_process import refuse_stripped_docstrings
 from rlinf_core.node.process_life import Presence, ProcessIdentity, look, own_identity
 from rlinf_core.process.proc import MARK, boot_id, guard, reap, warnings_blocked
 

@@ -25,8 +25,8 @@ import pytest
 from rlinf_core.errors import ClusterError, ProcessEnd, RLinfError
 from rlinf_core.node import process_life as subject
 from rlinf_core.node.cluster_records import folder
-from rlinf_core.node.environment import name_user, refuse_stripped_docstrings
 from rlinf_core.node.fork_server import ForkClient, ForkSettings
+from rlinf_core.node.own_process import name_user, refuse_stripped_docstrings
 from rlinf_core.node.process_life import (
     EndWatch,
     Presence,
