@@ -14,7 +14,7 @@ from rlinf_cli.command import Result
 from rlinf_cli.console import paragraphs
 from rlinf_cli.interrupts import ExitCode
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity, render_text, visible
-from rlinf_core.config.secrets import mask_message, mask_text
+from rlinf_core.config.secrets import mask_text
 from rlinf_core.config.tree import format_path
 from rlinf_core.errors import ConfigError
 from rlinf_core.suggest import clipped, near, quoted
@@ -51,14 +51,14 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
     return {
         "code": diagnostic.code,
         "severity": str(diagnostic.severity),
-        "message": mask_message(diagnostic.message),
+        "message": diagnostic.message,
         "file": span.source.name,
         "line": begin.line,
         "column": begin.column,
         "end_line": finish.line,
         "end_column": finish.column,
         "path": clipped(mask_text(format_path(diagnostic.path))),
-        "help": diagnostic.help and mask_message(diagnostic.help),
+        "help": diagnostic.help,
         "related": [
             {"file": place.source.name, "line": place.begin.line, "column": place.begin.column, "message": words}
             for place, words in diagnostic.related
@@ -79,6 +79,8 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
     }
 
 
+_GITHUB_DATA: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_GITHUB_PROPERTY: Final = _GITHUB_DATA | str.maketrans({":": "%3A", ",": "%2C"})
 _GITHUB_COMMANDS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
 
@@ -93,21 +95,10 @@ def to_github(diagnostic: Diagnostic) -> str:
     if span.source.kind == "file":
         properties |= {"file": span.source.name, "line": str(begin.line), "col": str(begin.column)}
         properties |= {"endLine": str(finish.line), "endColumn": str(finish.column)}
-    text = f"{span.source.name}:{begin}: {mask_message(diagnostic.message)}"
-    if diagnostic.help:
-        text += f"\n{mask_message(diagnostic.help)}"
-    for place, words in diagnostic.related:
-        text += f"\n{words}: {place}"
-    listed = ",".join(f"{name}={_github_property(value)}" for name, value in properties.items())
-    return f"::{_GITHUB_COMMANDS[diagnostic.severity]} {listed}::{_github_data(text)}"
-
-
-def _github_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _github_property(text: str) -> str:
-    return _github_data(text).replace(":", "%3A").replace(",", "%2C")
+    lines = [f"{span.source.name}:{begin}: {diagnostic.message}", *filter(None, [diagnostic.help])]
+    text = "\n".join([*lines, *(f"{words}: {place}" for place, words in diagnostic.related)])
+    listed = ",".join(f"{name}={value.translate(_GITHUB_PROPERTY)}" for name, value in properties.items())
+    return f"::{_GITHUB_COMMANDS[diagnostic.severity]} {listed}::{text.translate(_GITHUB_DATA)}"
 
 
 def validated(reports: Sequence[tuple[str, Diagnostics]], *, github: bool) -> Result:

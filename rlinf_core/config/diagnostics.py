@@ -8,6 +8,7 @@ configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks 
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,8 @@ from typing import Final, NamedTuple
 
 from rlinf_core.config.secrets import mask_message, mask_text
 from rlinf_core.config.tree import Path, SourceText, Span
-from rlinf_core.suggest import LONGEST_LINE, clipped, escape_of
+from rlinf_core.process.known_secrets import MASK, SHORTEST
+from rlinf_core.suggest import clipped, escape_of
 
 # Most findings of one code that are kept.
 MOST: Final = 100
@@ -73,7 +75,8 @@ class Diagnostics:
         kind = (code, severity)
         self._counts[kind] += 1
         if self._counts[kind] <= MOST:
-            message, help = _quotable(diagnostic.message), diagnostic.help and _quotable(diagnostic.help)
+            message = _quotable(diagnostic.message, span)
+            help = diagnostic.help and _quotable(diagnostic.help, span)
             self._kept.append(diagnostic._replace(message=message, help=help))
             return
         first = self._more.get(kind)
@@ -119,9 +122,14 @@ class Diagnostics:
         return self.count(Severity.ERROR) == 0
 
 
-def _quotable(text: str) -> str:
-    # Mask before clipping, which may remove the name that identifies a secret.
-    return text if len(text) <= LONGEST_LINE else clipped(mask_message(text))
+def _quotable(text: str, span: Span) -> str:
+    """Return a message about `span` without the secrets that it quotes, clipped."""
+    text, line = mask_message(text), span.source.line(span.begin.line)
+    for stars in re.finditer(r"\*+", _masked(span.source)[span.begin.line - 1]):
+        secret = line[slice(*stars.span())].strip("'\"")
+        text = text.replace(secret, MASK) if len(secret) >= SHORTEST else text
+    # Clipping may remove the name that identifies a secret, so it comes last.
+    return clipped(text)
 
 
 # Maximum width of the shown line, gutter included, before it is cropped around the caret.
@@ -141,7 +149,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
     """Return the finding as a text block, without a final line end.
 
     Only the first line of a span is shown, cropped to `width` columns around the caret. Control characters are escaped,
-    and secret-looking values are masked.
+    and secret-looking values of the line are masked.
     """
 
     def paint(text: str, style: str) -> str:
@@ -154,7 +162,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
     place = f"{begin}:" if span.source.text else ""
     head = paint(f"{visible(span.source.name)}:{place}", _BOLD)
     label = paint(f"{diagnostic.severity}[{diagnostic.code}]", tint)
-    lines = [f"{head} {label}: {visible(mask_message(diagnostic.message))}"]
+    lines = [f"{head} {label}: {visible(diagnostic.message)}"]
 
     number = str(begin.line).rjust(5)
     blank = " " * len(number)
@@ -162,7 +170,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
         shown = _excerpt(span, min(width, _WIDTH) - len(number) - 3)
         lines.append(f"{paint(f'{number} |', _DIM)} {shown.text}".rstrip())
         lines.append(f"{paint(f'{blank} |', _DIM)} {' ' * shown.caret}{paint('^' * shown.run, tint)}")
-    notes = mask_message(diagnostic.help or "").splitlines()
+    notes = (diagnostic.help or "").splitlines()
     notes += [f"{words}: {place}" for place, words in diagnostic.related]
     lines += [f"{blank} {paint('=', _DIM)} {visible(note)}" for note in notes]
     return "\n".join(lines)
@@ -189,8 +197,7 @@ class _Excerpt(NamedTuple):
 
 def _excerpt(span: Span, width: int) -> _Excerpt:
     begin = span.begin
-    masked = _masked(span.source)
-    line = span.source.line(begin.line) if masked is None else masked[begin.line - 1].rstrip("\r")
+    line = _masked(span.source)[begin.line - 1].rstrip("\r")
     first = min(begin.column - 1, len(line))
     last = min(max(first + (span.end - span.start), first + 1), len(line))
 
@@ -218,10 +225,9 @@ def _excerpt(span: Span, width: int) -> _Excerpt:
 
 
 @lru_cache(maxsize=8)
-def _masked(source: SourceText) -> list[str] | None:
-    """Return the lines of a source with (multi-line) secrets masked; None if it has none."""
-    masked = mask_text(source.text)
-    return None if masked == source.text else masked.split("\n")
+def _masked(source: SourceText) -> list[str]:
+    """Return the lines of a source with (multi-line) secrets masked."""
+    return mask_text(source.text).split("\n")
 
 
 def _cells(text: str) -> list[str]:

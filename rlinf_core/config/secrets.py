@@ -64,7 +64,7 @@ def is_secret(name: str, value: object = None) -> bool:
 
     If `value` is given and names a file, some suffixes such as `_AUTH` are no secrets.
     """
-    name = name.rpartition(".")[2]
+    name = name.rpartition(".")[2].replace("-", "_")  # as in `X-API-KEY`
     if name.isupper():
         name = _FORM.sub("", name)
         if name in _NO_SECRETS or (name.endswith(_FILE_ENDS) and isinstance(value, str) and _PATH.fullmatch(value)):

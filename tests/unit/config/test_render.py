@@ -207,7 +207,7 @@ SECRET_NAMES = """
     db_password passwd passphrase secret client_secret apiSecret Password token hf_token accessToken auth-token
     wandb_token Token HF_AUTH SIGNING_PRIVATE PLAIN_CREDENTIALS GOOGLE_APPLICATION_CREDENTIALS GCP_CREDENTIALS_JSON
     REGISTRY_CREDS GITHUB_SESSION AZURE_SAS DB_PW SSH_KEY_B64 HF_TOKEN_2 SITE_COOKIES api_key apiKey apikey
-    wandb_api_key access_key private_key runner.logger.api_key
+    wandb_api_key access_key private_key runner.logger.api_key X-API-KEY
 """
 PLAIN_NAMES = """
     TOKENIZERS_PARALLELISM MAX_TOKENS KEYBOARD GLOO_SOCKET_IFNAME MONKEY HF_HOME PATH PWD OLDPWD BYPASS PATH_PATTERN

@@ -189,6 +189,8 @@ def test_only_validate_leaves_out_plugins_of_pydantic(command: str, looks: str) 
         "cluster.node_groups=[{env_vars: [{API_TOKEN:hunter2}]}]",
         "cluster.node_groups=[{env_vars: [API_TOKEN=hunter2]}]",
         "cluster.node_groups=[{env_vars: [{API_TOKEN=hunter2: 1}]}]",
+        "cluster.node_groups=[{label: g, node_ranks: 9, env_configs: [{node_ranks: 9, env_vars: [KEY: $hunter2]}]}]",
+        *(f"cluster.api_key={first}hunter2" for first in ("@", "%", "!", "*", "!!int ")),
     ],
 )
 def test_secrets_are_masked_in_what_messages_quote(cli: Cli, good: Path, override: str) -> None:
