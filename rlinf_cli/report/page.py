@@ -320,6 +320,7 @@ _PAGE: Final = (".html", ".htm")
 def report_runs(runs: Sequence[str] | None, out: Path | None, *, watch: bool) -> Result | None:
     """Write the page of one run or several; with `watch`, write it repeatedly while a run is active."""
     require_modules("no report was written")
+    _check_page(out)
     folders = [folder for name in runs for folder in find_runs(name)] if runs else [find_run(None)]
     path = (out or (folders[0].path / NAME if len(folders) == 1 else Path(NAME))).absolute()
     began = time.monotonic()
@@ -361,21 +362,24 @@ def compared_result(runs: Sequence[str], metrics: Sequence[str], out: Sequence[P
             write_whole(file, compared_page(comparison))
         else:
             draw_comparison(comparison, file, metrics)
-    return Result(
-        lambda: comparison_text(comparison),
-        lambda: comparison_record(comparison),
-        notes=tuple(f"wrote {file}" for file in out),
-    )
+    notes = tuple(f"wrote {file}" for file in out)
+    return Result(lambda: comparison_text(comparison), lambda: comparison_record(comparison), notes=notes)
 
 
 def draw_placement(result: Result, picture: Picture, out: Path) -> Result:
     """Write the page of a placement; return the result with a note, or the page itself if `out` is `-`."""
     require_modules("no picture was written", ("jinja2",))
+    _check_page(out)
     page = placement_page(picture_record(picture))
     if str(out) == "-":
         return Result(page)
     write_whole(out, page)
     return result._replace(notes=(f"wrote {out}",))
+
+
+def _check_page(out: Path | None) -> None:
+    if out is not None and out.suffix.lower() not in ("", *_PAGE):
+        raise typer.BadParameter("what is written is an HTML page: name a file that ends in `.html`", param_hint="'-o'")
 
 
 def _write(folders: Sequence[RunFolder], path: Path, *, watch: bool) -> bool:
@@ -389,10 +393,8 @@ def _write(folders: Sequence[RunFolder], path: Path, *, watch: bool) -> bool:
     active = any(folder.state.outcome[0] == RunStatus.RUNNING for folder in folders)
     refresh = _RELOAD_SECONDS if watch and active else 0
     try:
-        if len(folders) == 1:
-            page = report_page(folders[0], path, refresh=refresh)
-        else:
-            page = overview_page(folders, path, refresh=refresh)
+        first, *others = folders
+        page = overview_page(folders, path, refresh=refresh) if others else report_page(first, path, refresh=refresh)
     except OSError as error:
         where = str(error.filename or folders[0].path)
         raise RunError("the report cannot be created", where=where, why=error.strerror or str(error)) from error

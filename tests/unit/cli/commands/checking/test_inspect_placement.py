@@ -155,6 +155,7 @@ def test_the_picture_is_written_whole_and_replaces_the_last(cli: Cli, mixed: Pat
     cli("inspect", "placement", mixed, *ASSUMED, "-o", tmp_path / "new.html")
     assert (tmp_path / "new.html").stat().st_mode == mixed.stat().st_mode
     assert cli.out("inspect", "placement", mixed, *ASSUMED, "-o", "-").startswith("<!doctype html>\n")
+    assert "ends in `.html`" in cli.refuses(2, "inspect", "placement", mixed, *ASSUMED, "-o", tmp_path / "new.svg")
     for unwritable in (tmp_path / "no" / "folder.html", tmp_path):
         err = cli.fails(1, "inspect", "placement", mixed, *ASSUMED, "-o", unwritable)
         assert err.startswith(f"error: cannot write `{unwritable}`\n")

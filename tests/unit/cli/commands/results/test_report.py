@@ -169,6 +169,7 @@ def test_out_json_and_what_is_missing(cli: Cli, tmp_path: Path, monkeypatch: pyt
     # Opening the page asks for no other file.
     assert f'preload="none" src="runs/{run.path.name}/videos/large%20one.mp4"' in written(tmp_path / "page.html")
     assert "cannot write" in cli.fails(1, "report", run.path, "-o", "nowhere/page.html")
+    assert "ends in `.html`" in cli.refuses(2, "report", run.path, "-o", "page.png")
     assert "`--live` is now `--watch`" in cli("report", run.path, "--live", "--port", "8800").err
     monkeypatch.setattr(charts, "missing_modules", lambda _: ["vl_convert"])
     err = cli.fails(1, "report", run.path)
