@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.job.picture import picture_of
 from rlinf_cli.job.views import config_record, config_text, placement_record, summary_text
 from rlinf_cli.run.driver import choose_cluster, cluster_elsewhere, train_there
+from rlinf_cli.runs import run_lookup
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.names import shipped_configs
@@ -65,10 +67,8 @@ def check_installed() -> None:
     """
     missing = missing_modules(_DRIVER_MODULES)
     if missing:
-        raise RLinfError(
-            f"training needs {quoted(missing)}, {absence(missing[0])}",
-            help=f"run `{install_command(*missing)}`",
-        )
+        what = f"training needs {quoted(missing)}, {absence(missing[0])}"
+        raise RLinfError(what, help=f"run `{install_command(*missing)}`")
 
 
 def recipe_of(job: Job) -> Recipe:
@@ -245,12 +245,13 @@ def _within(key: str, section: str) -> bool:
 
 
 def chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:
-    """Return the file and the overrides of a command line."""
+    """Return the file and the overrides of a command line, with the folder of `--runs-dir`."""
     files, overrides = split_files(arguments)
     if len(files) != 1:
         message = f"one file at a time, not {len(files)}: {', '.join(files)}" if files else "name a file or a recipe"
         raise typer.BadParameter(f"{message}, as in `rlinf train embodied`")
-    return file_of_recipe(files[0], overrides)
+    named = [f"runner.logger.log_path={json.dumps(str(folder))}" for folder in run_lookup.named_folder]
+    return file_of_recipe(files[0], [*named, *overrides])
 
 
 def start(
@@ -281,9 +282,9 @@ def start(
     if not (console.verbosity.quiet or already_shown):
         show_findings(job, Severity.WARNING)
     recipe = recipe_of(job)
+    forwarded_values(parts.cluster.forward_env, os.environ)  # refuses unset ones before anything is started
     if dry_run:
         return _plan_result(job, parts, file)
-    forwarded_values(parts.cluster.forward_env, os.environ)  # refuses unset ones before anything is started
     if not already_shown:
         _show_plan(parts, file)
     cluster = cluster_elsewhere(parts, file)

@@ -25,7 +25,7 @@ _MOST_UNREADABLE: Final = 5
 # The file that makes a folder that of a sweep.
 SWEEP: Final = "sweep.json"
 # The folder of runs from the command line, if any.
-_named_folder: list[Path] = []
+named_folder: list[Path] = []
 
 
 def choose_runs_folder(folder: str | None) -> None:
@@ -36,14 +36,14 @@ def choose_runs_folder(folder: str | None) -> None:
     """
     if folder == "":
         raise ConfigError("`--runs-dir` needs a folder")
-    _named_folder[:] = [] if folder is None else [_expanded(folder)]
+    named_folder[:] = [] if folder is None else [_expanded(folder)]
 
 
 def runs_folder() -> Path:
     """Return the folder in which commands look for runs, normally the `runner.logger.log_path` of their files."""
     from rlinf_core import env_vars
 
-    return _named_folder[0] if _named_folder else _expanded(env_vars.RUNS.get())
+    return named_folder[0] if named_folder else _expanded(env_vars.RUNS.get())
 
 
 def _expanded(folder: str) -> Path:

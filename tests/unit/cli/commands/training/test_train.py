@@ -215,6 +215,8 @@ class TestADryRun:
         assert (data["schema"], data["recipe"]) == ("rlinf.plan/1", "fake")
         assert data["placement"]["components"]["rollout"]["world_size"] == 2
         assert data["config"]["config"]["runner"]["max_steps"] == 12
+        data = json.loads(cli("train", "recipe=fake", "--dry-run", "--json", "--runs-dir", "my runs").out)
+        assert data["config"]["config"]["runner"]["logger"]["log_path"] == "my runs"
         assert list(folder.iterdir()) == []
 
     def test_accelerators_can_be_assumed(self, cli: Cli, folder: Path) -> None:
@@ -239,6 +241,7 @@ class TestMistakes:
             (2, "recipe=fake fake.secnds=3", "error[unknown-key]: unknown key `secnds` in `fake`"),
             (2, "recipe=fake --assume 8", "use it with --dry-run"),
             (2, "recipe=fake cluster.forward_env=[NO_SUCH]", "`cluster.forward_env` names `NO_SUCH`"),
+            (2, "recipe=fake --dry-run cluster.forward_env=[NO_SUCH]", "`cluster.forward_env` names `NO_SUCH`"),
             # Before anything else: whoever corrects the file, or reads where its processes go, would do it in vain.
             (1, "recipe=unprogrammed no.such.key=1", "error: recipe `unprogrammed` cannot be run yet"),
         ],
