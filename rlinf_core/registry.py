@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.suggest import did_you_mean, quoted, short_repr
 
 
 def public_names(
@@ -102,17 +102,15 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: the name is empty or has a colon; the decorator raises it for a taken name.
         """
-        if not name or ":" in name:
-            raise ConfigError(
-                f"`{name}` is not a valid {self._what} name", help="a name must not be empty or contain a colon"
-            )
+        if callable(name) or not name or ":" in name:
+            what = f"{short_repr(name)} is not a valid {self._what} name"
+            raise ConfigError(what, help='write it in brackets, as in `("mine")`, not empty and without a colon')
 
         def add(value: T) -> T:
             if name in self._known:
                 raise ConfigError(f"{self._what} `{name}` comes with rlinf already", help="use another name")
-            if self._registered.get(name, value) is not value:
+            if self._registered.setdefault(name, value) is not value:
                 raise ConfigError(f"{self._what} `{name}` is registered twice", help="rename one of them")
-            self._registered[name] = value
             return value
 
         return add
@@ -126,10 +124,8 @@ class Registry(Generic[T]):
         if name in self._registered:
             _check_usable(self._registered[name], name, self._what, self._bases)
             return self._registered[name]
-        if name in self._known:
-            return cast("T", import_target(self._known[name], self._what))
-        if ":" in name:
-            return cast("T", import_target(name, self._what, self._bases))
+        if name in self._known or ":" in name:
+            return cast("T", import_target(self._known.get(name, name), self._what, self._bases))
         choices = f"known: {quoted(self.names())}; your own: `package.module:name`"
         raise ConfigError(f"unknown {self._what} `{name}`", help=did_you_mean(name, self.names()) or choices)
 

@@ -30,9 +30,9 @@ def report_no_effect(job: Job) -> None:
     For a run's own `config.yaml`, which holds every default, only errors are reported. Keys that already have an error
     and keys of an extended shipped configuration are skipped.
     """
-    if job.recipe is not None and job.config is not None and job.view is not None:
+    if (config := job.partial_config) is not None and job.recipe is not None and job.view is not None:
         with rules_of(job.recipe, job.view, job.diagnostics):
-            _report(job.config, job.world_sizes, job.view, job.diagnostics, _not_of_user(job.recipe, job.sources))
+            _report(config, job.world_sizes, job.view, job.diagnostics, _not_of_user(job.recipe, job.sources))
 
 
 def _report(

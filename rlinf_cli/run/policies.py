@@ -291,22 +291,19 @@ def exported(run: str, kind: str, checkpoint: str | None, out: Path | None) -> R
     Raises:
         RLinfError: the run or checkpoint does not exist, or the recipe has no export.
     """
-    run_folder = find_run_folder(run)
-    if run_folder is None:
+    if (run_folder := find_run_folder(run)) is None:
         raise RunError("this is not a run folder", where=run, help="`rlinf runs` lists them")
     job = load_job(str(run_folder.config_file))
-    function = job.recipe.load(job.recipe.export) if job.recipe is not None else None
-    if job.recipe is not None and function is None:
-        raise RLinfError(f"recipe `{job.recipe.name}` has no export")
-    if function is None or job.config is None:
+    if job.recipe is None or job.partial_config is None:
         job.raise_if_bad()
         raise RLinfError("the configuration of the run cannot be read", where=str(run_folder.config_file))
+    if (function := job.recipe.load(job.recipe.export)) is None:
+        raise RLinfError(f"recipe `{job.recipe.name}` has no export")
     weights = checkpoint_of(checkpoint, run_folder)
     assert weights is not None
     folder = out or run_folder.path / "exports" / f"{weights.name}-{kind}"
-    step = load_manifest(weights).step
-    record = {**function(job.config, weights, folder, kind), "step": step}
-    note_step(folder, step)
+    record = {"step": load_manifest(weights).step, **function(job.partial_config, weights, folder, kind)}
+    note_step(folder, record["step"])
     return Result(partial(_text, record), {"schema": "rlinf.export/1", **record})
 
 

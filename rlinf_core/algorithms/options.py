@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.errors import ConfigError
 from rlinf_core.registry import Registry
+from rlinf_core.suggest import short_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,8 @@ ATTRIBUTE = "options_model"
 
 def options_model(model: type[BaseModel]) -> Callable[[T], T]:
     """Return a decorator that declares a pydantic model for the options of a function or class."""
+    if not hasattr(model, "model_fields"):
+        raise ConfigError(f"{short_repr(model)} is no pydantic model", help="write `@options_model(MyOptions)`")
 
     def add(owner: T) -> T:
         setattr(owner, ATTRIBUTE, model)

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_
 from rlinf_core.errors import ConfigError
 from rlinf_core.process.import_path import offered
 from rlinf_core.scalars import Bool, Data, Float, Int, StrictModel, Text, impossible_address, problem
-from rlinf_core.suggest import did_you_mean, near, quoted
+from rlinf_core.suggest import did_you_mean, near, quoted, short_repr
 
 # An address may be a variable of the node's environment, as in `$ROBOT_IP`.
 FROM_NODE: Final = "or `$NAME`: the value of this variable on the node"
@@ -174,6 +174,8 @@ def register_hardware(name: str) -> Callable[[type[U]], type[U]]:
     Raises:
         ConfigError: another model has the name.
     """
+    if callable(name):
+        raise ConfigError(f"{short_repr(name)} is no hardware type", help='write `@register_hardware("NAME")`')
 
     def register(model: type[U]) -> type[U]:
         present = _registered.get(name)

@@ -201,14 +201,13 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     composed = view.composed
     # From here on, any text may quote values of the file, such as errors or worker output, so secrets are registered.
     remember((*environment_secrets(), *secret_values(composed.tree, composed.secret)))
-    job = job._replace(tree=composed.tree, secret=composed.secret)
     config: BaseModel | None = view.model if selected else None
     if view.model is None and selected:
         # A required value elsewhere is wrong, but the cluster can still be checked. Its mistakes are reported already.
         view = validate(ClusterFile, composed, Diagnostics(), stand_ins=STAND_INS)
     if selected and not selected.mistyped:
-        job = job._replace(recipe=selected.recipe, config=config)
-    job = job._replace(view=view)
+        job = job._replace(recipe=selected.recipe, partial_config=config, is_whole=diagnostics.ok)
+    job = job._replace(tree=composed.tree, secret=composed.secret, view=view)
     cluster = getattr(view.model, "cluster", None)
     if not isinstance(cluster, ClusterConfig):
         return job
@@ -442,8 +441,8 @@ def _without_earlier_keys(
 
 def _commits_of_resumed(job: Job) -> tuple[str, ...]:
     """Return the overrides that pin hub names to the commits of the run that a job resumes."""
-    paths = [path for _, path in hub_paths(job.config)]
-    resume = getattr(getattr(job.config, "runner", None), "resume_dir", None)
+    paths = [path for _, path in hub_paths(job.partial_config)]
+    resume = getattr(getattr(job.partial_config, "runner", None), "resume_dir", None)
     if job.tree is None or not paths or not isinstance(resume, str):
         return ()
     folder = FilePath(resume).absolute()

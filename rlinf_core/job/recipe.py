@@ -327,7 +327,7 @@ class Job(NamedTuple):
         tree: the composed configuration, with the source of each value; None if it could not be read.
         sources: the file, its bases, and the overrides, if any.
         recipe: the selected recipe, or None.
-        config: the recipe's model of the whole file, or None.
+        partial_config: the recipe's model of the whole file, or None; `is_whole` if no value of the file is omitted.
         cluster: the `cluster` section, or None.
         topology: its nodes, groups and units as declared or assumed, or None.
         resolutions: the resolution of each component: its rank map on that topology, if possible.
@@ -343,7 +343,8 @@ class Job(NamedTuple):
     tree: MappingNode | None = None
     sources: tuple[SourceText, ...] = ()
     recipe: Recipe | None = None
-    config: BaseModel | None = None
+    partial_config: BaseModel | None = None
+    is_whole: bool = False
     cluster: ClusterConfig | None = None
     topology: ClusterTopology | None = None
     resolutions: Mapping[str, Resolution] = MappingProxyType({})
@@ -360,6 +361,13 @@ class Job(NamedTuple):
     def ok(self) -> bool:
         """Whether there are no errors."""
         return self.diagnostics.ok
+
+    @property
+    def config(self) -> BaseModel | None:
+        """`partial_config`; raises like `raise_if_bad` if values of the file are omitted, and so would be defaults."""
+        if not self.is_whole:
+            self.raise_if_bad()
+        return self.partial_config
 
     def raise_if_bad(self) -> None:
         """Raise the findings, as `rlinf validate` prints them, if one of them is an error.

@@ -29,8 +29,7 @@ from rlinf_core.scalars import plain
 from rlinf_core.suggest import escaped
 
 if TYPE_CHECKING:
-    from rlinf_core.job.load import Job
-    from rlinf_core.job.recipe import Policy, Recipe
+    from rlinf_core.job.recipe import Policy
 
 # The columns of a record besides its metrics.
 _STEP: Final = "step"
@@ -243,25 +242,21 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
     from rlinf_core.job.load import load_job
 
     folder = Path(path)
-    job: Job | None = None
-    recipe: Recipe | None = None
+    recipe = config = None
     if (run := _run_of(folder)) is not None:
         # Diagnostics about this machine, such as a missing simulator, do not matter here.
         job = load_job(str(run.config_file))
-        recipe = job.recipe
+        recipe, config = job.recipe, job.partial_config
     if checkpoint is not None or is_checkpoint(folder):
         folder = sound_checkpoint(Path(checkpoint or folder)).path
-    else:
-        if run is not None and (folder / STATE).is_file():
-            folder = run.checkpoints.require_sound().path
-        elif (newest := CheckpointStore(folder).latest_sound()) is not None:
-            folder = newest.path
-    if recipe is None:
-        recipe = find_recipe(_recipe_of(folder))
-    function = recipe.load(recipe.policy)
-    if function is None:
+    elif run is not None and (folder / STATE).is_file():
+        folder = run.checkpoints.require_sound().path
+    elif (newest := CheckpointStore(folder).latest_sound()) is not None:
+        folder = newest.path
+    recipe = recipe or find_recipe(_recipe_of(folder))
+    if (function := recipe.load(recipe.policy)) is None:
         raise ConfigError(f"recipe `{recipe.name}` does not support `load_policy`")
-    return function(folder, job.config if job is not None else None, device)
+    return function(folder, config, device)
 
 
 def note_step(folder: Path, step: int) -> None:

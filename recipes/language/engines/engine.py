@@ -270,13 +270,13 @@ class RequestQueue:
         """Append the answers of a request.
 
         Raises:
-            ValueError: the prompt is empty or does not fit, stop texts are not supported, or the log-probabilities
-                would not be those that `Sequence` defines.
+            ValueError: the prompt is empty or does not fit, `group_size` is below 1, stop texts are not supported, or
+                the log-probabilities would not be those that `Sequence` defines.
         """
         params, prompt = request.params, request.prompt
         needed = len(prompt) + params.max_new_tokens
-        if not prompt:
-            raise ValueError(f"request `{request.request_id}` has an empty prompt")
+        if not prompt or request.group_size < 1:
+            raise ValueError(f"request `{request.request_id}` has an empty prompt, or asks for no answers")
         if self._longest and needed > self._longest:
             raise ValueError(
                 f"request `{request.request_id}`: {len(prompt)} prompt tokens and {params.max_new_tokens} new ones"

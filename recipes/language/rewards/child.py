@@ -168,7 +168,7 @@ def _rule(kind: str, settings: dict[str, Any]) -> Rule | ProgramJudge:
         task = ReasoningGym(settings["task"], 1, 0, settings.get("task_config"))
         return lambda item: Verdict(task.score(without_thought(item.text), item.row), "by reasoning-gym")
     if kind == PROGRAMS:
-        return ProgramJudge(settings["seconds"], settings["memory"])
+        return ProgramJudge(settings["seconds"], settings.get("memory", 256 << 20))
     if kind in RULES:
         prepare_math()
         return lambda item: RULES[kind](item.text, item.answer)

@@ -177,6 +177,11 @@ class Policy:
     options_model = Anything
 
 
+def test_options_are_declared_by_a_model_in_brackets() -> None:
+    with pytest.raises(ConfigError, match="is no pydantic model"):
+        options_model(cast("Any", plain))
+
+
 def test_a_model_s_instance_or_the_dictionary() -> None:
     result = options_for(cispo, {"largest_weight": "2", "of_another": 1})
     assert result == CispoOptions(largest_weight=2)

@@ -236,6 +236,8 @@ def test_one_name_has_one_model() -> None:
     register_hardware("Gantry")(Gantry)  # a module that is imported again
     with pytest.raises(ConfigError, match="registered twice"):
         register_hardware("Gantry")(Franka)
+    with pytest.raises(ConfigError, match="is no hardware type"):
+        register_hardware(Gantry)  # pyright: ignore[reportArgumentType] - a decorator without brackets
 
 
 def test_a_package_offers_a_robot_by_entry_point(offer: Any) -> None:

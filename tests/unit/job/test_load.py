@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +116,11 @@ def test_recipe_models_the_whole_file() -> None:
 
 
 @pytest.mark.usefixtures("toy")
-def test_error_holds_every_finding_and_no_secret() -> None:
+@pytest.mark.parametrize("read", [Job.raise_if_bad, attrgetter("config")], ids=["raise_if_bad", "config"])
+def test_error_holds_every_finding_and_no_secret(read: Callable[[Job], object]) -> None:
     text = "recipe: toy\ntrainer: {steps: '${env:MY_SECRET}'}\ncluster:\n  num_nodes: 0\n  num_node: 1\n"
     with pytest.raises(ConfigError) as caught:
-        load(text, MY_SECRET="hunter2").raise_if_bad()
+        read(load(text, MY_SECRET="hunter2"))
     shown = str(caught.value)
     assert "<stdin>:4:14: error[bad-value]" in shown
     assert "<stdin>:5:3: error[unknown-key]" in shown

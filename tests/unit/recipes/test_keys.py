@@ -173,9 +173,9 @@ def contexts(name: str) -> list[Context]:
     files = [(shipped_config,) for shipped_config in sorted(shipped_configs())]
     files += [(find_recipe(name).default_config, *overrides) for overrides in SPECIAL.get(name, ())]
     return [
-        Context(" ".join(file), job.config, job.world_sizes)
+        Context(" ".join(file), job.partial_config, job.world_sizes)
         for file, job in zip(files, map(loaded, files), strict=True)
-        if job.config is not None and job.recipe is not None and job.recipe.name == name
+        if job.partial_config is not None and job.recipe is not None and job.recipe.name == name
     ]
 
 

@@ -277,7 +277,7 @@ class TestManyActorsAndFewArms:
     ("actors", "envs", "expected"), [(1, 64, (800, 800)), (8, 1, (2, 2)), (64, 2, (1, 1)), (64, 64, (10, 10))]
 )
 def test_a_batch_size_that_is_left_out_is_about_a_quarter(actors: int, envs: int, expected: tuple[int, int]) -> None:
-    job = load_job("embodied/pick-laptop", ["~actor.global_batch_size", f"env.train.total_num_envs={envs}"], environ={})
+    job = load_job("embodied/pick-laptop", [f"env.train.total_num_envs={envs}"], environ={})
     assert batch_sizes(cast("EmbodiedConfig", job.config), actors) == expected
 
 

@@ -189,9 +189,12 @@ class EngineContract:
         assert all(result.seconds >= 0 for result in results.values())
 
     def test_what_cannot_be_answered_is_refused(self, engine: Engine) -> None:
-        for prompt, length, words in (((), 1, "empty prompt"), ((5,) * 50, 60, f"limit of {LONGEST}")):
+        for prompt, length, count, words in (
+            *(((), 1, 1, "empty prompt"), ((5,), 1, 0, "asks for no answers")),
+            ((5,) * 50, 60, 1, f"limit of {LONGEST}"),
+        ):
             with pytest.raises(ValueError, match=words):
-                engine.submit(request(prompt, greedy(length)))
+                engine.submit(request(prompt, greedy(length), group_size=count))
         assert engine.unfinished == 0
 
     def test_new_weights_answer_and_every_token_says_so(self, engine: Engine) -> None:

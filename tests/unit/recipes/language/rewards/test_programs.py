@@ -33,7 +33,7 @@ def scorer() -> Iterator[Scorer]:
         sandbox.check()
     except ConfigError as error:
         pytest.skip(str(error))
-    with Scorer("code", timeout=3.0, settings={"memory": 256 << 20}) as made:
+    with Scorer("code", timeout=3.0) as made:
         yield made
 
 

@@ -249,6 +249,6 @@ def test_loss_of_a_chat_model_equals_that_of_its_run(tmp_path: Path) -> None:
     actor.learn(1, None)
     actor.save_model(str(tmp_path / "model"))
     config = config_of(f"actor.model.model_path={tmp_path / 'model'}")
-    job = Job("chat", load_job("sft/sums-chat-laptop", environ={}).diagnostics, config=config)
+    job = Job("chat", load_job("sft/sums-chat-laptop", environ={}).diagnostics, partial_config=config, is_whole=True)
     result = evaluate_chat(job, None, tmp_path / "out")
     assert result["sets"]["all"]["loss"] == pytest.approx(actor.evaluate()["eval/loss"], abs=1e-5)
