@@ -10,8 +10,8 @@ from enum import StrEnum
 from itertools import chain, combinations, pairwise, repeat
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.cluster.agent import ask, command, script
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
+from rlinf_cli.cluster.node.node_requests import ask, command, script
 from rlinf_cli.cluster.transport import Transport
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.foreign.strict_json import load_json_object

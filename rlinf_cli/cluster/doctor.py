@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.cluster import checks, fact_rules
-from rlinf_cli.cluster.agent import AgentReply, ask
 from rlinf_cli.cluster.checks import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
+from rlinf_cli.cluster.node.node_requests import AgentReply, ask
 from rlinf_cli.cluster.transport import CommandOutcome, Transport
 from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.cluster import identity
-from rlinf_cli.cluster.agent import ask
 from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.node.node_requests import ask
 from rlinf_cli.cluster.progress import ClusterReport, Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.cluster.transport import Transport
 from rlinf_core.config.secrets import mask_text

@@ -12,10 +12,10 @@ from typing import Any, Final
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.cluster import agent, identity
+from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.down import DownReport, RunningJob, running_jobs, take_down
 from rlinf_cli.cluster.inventory import NodeTarget, here, place, recorded_targets, targets
-from rlinf_cli.cluster.node import node_probe
+from rlinf_cli.cluster.node import node_probe, node_requests
 from rlinf_cli.cluster.progress import ClusterReport, NodeFailure, Phase, PhaseTable
 from rlinf_cli.cluster.transport import Transport, run
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
@@ -53,7 +53,7 @@ def prepare(
     nodes = targets(cluster)
     rank, head_address = place(nodes, node_rank, head_address, os.environ, cluster.head_address)
     token = identity.shared_token(name, token_file, rank, timeout) if authenticated else None
-    archive = agent.archive(Path(code)) if code is not None else None
+    archive = node_requests.archive(Path(code)) if code is not None else None
     return UpRequest(
         name=name,
         file=file,

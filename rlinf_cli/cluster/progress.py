@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from rlinf_cli import console
-from rlinf_cli.cluster.agent import AgentReply
 from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.node.node_requests import AgentReply
 from rlinf_cli.console import unguarded_stream
 from rlinf_core.suggest import replaced
 

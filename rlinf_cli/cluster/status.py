@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli import console
-from rlinf_cli.cluster.agent import AgentReply, ask
 from rlinf_cli.cluster.down import RunningJob
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_cluster, recorded_targets
+from rlinf_cli.cluster.node.node_requests import AgentReply, ask
 from rlinf_cli.cluster.node.questions import jobs_of
 from rlinf_cli.cluster.transport import CommandOutcome, Transport, run
 from rlinf_cli.command import Result

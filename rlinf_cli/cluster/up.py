@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.cluster import identity
-from rlinf_cli.cluster.agent import ask
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.node import node_probe
+from rlinf_cli.cluster.node.node_requests import ask
 from rlinf_cli.cluster.plan import Action, Facts, LocalSoftware, NodeState, decide, refuse_other_nodes
 from rlinf_cli.cluster.progress import ClusterReport, Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.cluster.transport import CommandOutcome, Transport

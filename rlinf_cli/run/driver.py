@@ -70,7 +70,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
     Raises:
         ConfigError: one of these variables is not set.
     """
-    from rlinf_cli.cluster.agent import run_on_head
+    from rlinf_cli.cluster.node.node_requests import run_on_head
     from rlinf_core.node.environment import forwarded_values
 
     forwarded = forwarded_values(job.cluster.forward_env, os.environ) | {env_vars.CLAIMS.name: env_vars.CLAIMS.get()}

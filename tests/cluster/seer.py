@@ -28,7 +28,7 @@ if __name__ == "__main__":
     print(json.dumps(seen))
 """
 _ON_HEAD = (
-    "import sys\nfrom rlinf_cli.cluster import agent as driver\n"
+    "import sys\nfrom rlinf_cli.cluster.node import node_requests as driver\n"
     "from rlinf_core.node import cluster_records\n"
     "sys.exit(driver.run_on_head(cluster_records.recorded(sys.argv[1]), sys.argv[2:]))"
 )

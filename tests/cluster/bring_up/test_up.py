@@ -87,9 +87,9 @@ if __name__ == "__main__":
 
 ON_HEAD = """
 import sys
-from rlinf_cli.cluster import agent
+from rlinf_cli.cluster.node import node_requests
 from rlinf_core.node import cluster_records
-sys.exit(agent.run_on_head(cluster_records.recorded("five"), sys.argv[1:]))
+sys.exit(node_requests.run_on_head(cluster_records.recorded("five"), sys.argv[1:]))
 """
 
 
@@ -260,7 +260,7 @@ def test_code_is_shipped_where_it_is_asked_for(hosts: Hosts) -> None:
     done = hosts.control.rlinf("up", str(file), "--sync", str(folder / "code"), "--timeout", "90", env=env)
     assert done.returncode == 0, done.stderr
     code = (
-        "import sys\nfrom rlinf_cli.cluster import agent as driver\n"
+        "import sys\nfrom rlinf_cli.cluster.node import node_requests as driver\n"
         "from rlinf_core.node import cluster_records\n"
         "see = 'import of_the_users, rlinf_core; print(of_the_users.__file__, rlinf_core.__file__)'\n"
         "sys.exit(driver.run_on_head(cluster_records.recorded('sync'), ['-c', see]))"

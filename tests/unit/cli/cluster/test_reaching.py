@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster import agent
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
+from rlinf_cli.cluster.node import node_requests
 from rlinf_cli.cluster.transport import (
     CommandOutcome,
     CommandResult,
@@ -243,18 +243,18 @@ def test_values_of_variables_arrive_as_they_are(make_nodes: Nodes, log: Path, tm
     evil = [text.format(x=made) for text in EVIL]
     node = replace(make_nodes(1)[0], interpreter=sys.executable)
     request = {"verb": "probe", "cluster": "x", "env": {f"V{index}": text for index, text in enumerate(evil)}}
-    answer = asyncio.run(agent.ask(Transport(), node, request, deadline=60))
+    answer = asyncio.run(node_requests.ask(Transport(), node, request, deadline=60))
     assert answer.data is not None, answer
     # An interpreter with a name that a shell would run.
     node = replace(node, interpreter=f"/nowhere/$(touch {made})/python")
-    assert "does not exist" in asyncio.run(agent.ask(Transport(), node, {"verb": "probe"}, deadline=60)).message
+    assert "does not exist" in asyncio.run(node_requests.ask(Transport(), node, {"verb": "probe"}, deadline=60)).message
     assert not made.exists()
 
 
 def test_neither_script_nor_token_is_an_argument(make_nodes: Nodes, log: Path) -> None:
     node = replace(make_nodes(1)[0], interpreter=sys.executable)
     request = {"verb": "probe", "cluster": "x", "token": "0123456789abcdef"}
-    assert asyncio.run(agent.ask(Transport(), node, request, deadline=60)).data is not None
+    assert asyncio.run(node_requests.ask(Transport(), node, request, deadline=60)).data is not None
     assert "0123456789abcdef" not in log.read_text()
     assert len(json.loads(log.read_text())[-1]) < 300
 

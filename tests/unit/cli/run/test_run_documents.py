@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster import agent
+from rlinf_cli.cluster.node import node_requests
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.run import driver, run_documents
 from rlinf_cli.run.run_documents import StateWriter, failure_block
@@ -263,7 +263,7 @@ def test_a_point_of_a_sweep_is_of_its_group_on_the_head(
         sent.append(env)
         return 0
 
-    monkeypatch.setattr(agent, "run_on_head", run)
+    monkeypatch.setattr(node_requests, "run_on_head", run)
     monkeypatch.setattr(driver, "resolved_text", repr)
     record: Any = SimpleNamespace(nodes=[SimpleNamespace(host="head")])
     job: Any = SimpleNamespace(cluster=SimpleNamespace(forward_env=()), tree=None)

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster import agent, identity
+from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.down import take_down
 from rlinf_cli.cluster.inventory import NodeTarget, here
-from rlinf_cli.cluster.node import node_agent, node_probe, node_ray
+from rlinf_cli.cluster.node import node_agent, node_probe, node_ray, node_requests
 from rlinf_cli.cluster.transport import Transport
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_core import __version__
@@ -37,37 +37,37 @@ from tests.waiting import until
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 
 
-@pytest.mark.parametrize("name", agent.PARTS)
+@pytest.mark.parametrize("name", node_requests.PARTS)
 def test_parts_are_of_python_3_8_and_of_its_library(name: str) -> None:
-    source = agent.path_of(name).read_text(encoding="utf-8")
+    source = node_requests.path_of(name).read_text(encoding="utf-8")
     # Every part that another imports travels before it.
-    for other in agent.PARTS[agent.PARTS.index(name) :]:
+    for other in node_requests.PARTS[node_requests.PARTS.index(name) :]:
         package, _, own = other.rpartition(".")
         assert f"{other} import" not in source
         assert not re.search(rf"from {package} import .*\b{own}\b", source)
     tree = ast.parse(source, feature_version=(3, 8))
-    if name == agent.QUESTIONS:
+    if name == node_requests.QUESTIONS:
         return  # what a question imports besides, the interpreter has that is asked
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     modules = {alias.name for node in imports for alias in node.names}
     modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {module for module in modules if module.startswith("rlinf")}
-    assert ours <= {part.rpartition(".")[0] for part in agent.PARTS} | set(agent.PARTS)
+    assert ours <= {part.rpartition(".")[0] for part in node_requests.PARTS} | set(node_requests.PARTS)
     assert {module.partition(".")[0] for module in modules - ours} <= set(sys.stdlib_module_names)
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not {"removeprefix", "removesuffix"} & attributes  # of 3.9
 
 
 @pytest.fixture
-def ask(make_nodes: Nodes) -> Callable[..., agent.AgentReply]:
-    def call(request: dict[str, Any], *, deadline: float = 60, **changes: Any) -> agent.AgentReply:
+def ask(make_nodes: Nodes) -> Callable[..., node_requests.AgentReply]:
+    def call(request: dict[str, Any], *, deadline: float = 60, **changes: Any) -> node_requests.AgentReply:
         node = replace(make_nodes(text="cluster: {num_nodes: 1}")[0], **{"interpreter": sys.executable, **changes})
-        return asyncio.run(agent.ask(Transport(), node, request, deadline=deadline))
+        return asyncio.run(node_requests.ask(Transport(), node, request, deadline=deadline))
 
     return call
 
 
-def test_the_facts_of_this_machine(ask: Callable[..., agent.AgentReply]) -> None:
+def test_the_facts_of_this_machine(ask: Callable[..., node_requests.AgentReply]) -> None:
     answer = ask({"verb": "probe", "cluster": "test-e1-none", "env": {}, "ports": {}})
     assert answer.data is not None, answer
     facts = answer.data or {}
@@ -79,7 +79,7 @@ def test_the_facts_of_this_machine(ask: Callable[..., agent.AgentReply]) -> None
     assert facts["disk_free"] > 0
 
 
-def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentReply]) -> None:
+def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., node_requests.AgentReply]) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -117,7 +117,7 @@ def test_the_environment_has_the_code_that_was_shipped(monkeypatch: pytest.Monke
     assert "RAY_AUTH_TOKEN" not in env
 
 
-def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.AgentReply]) -> None:
+def test_an_interpreter_that_is_not_there(ask: Callable[..., node_requests.AgentReply]) -> None:
     answer = ask({"verb": "probe"}, interpreter="/nowhere/python", declared_interpreter=True)
     assert answer.message == "the interpreter `/nowhere/python` does not exist"
     assert answer.help == "correct `python_interpreter_path`"
@@ -131,7 +131,7 @@ def program(tmp_path: Path, script: str) -> str:
     return str(path)
 
 
-def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
+def test_an_interpreter_that_is_none(ask: Callable[..., node_requests.AgentReply], tmp_path: Path) -> None:
     path = text_file(tmp_path / "text", "no program\n")
     assert "is not executable" in ask({"verb": "probe"}, interpreter=str(path)).message
     answer = ask({"verb": "probe"}, interpreter=program(tmp_path, "echo broken >&2\nexit 3"))
@@ -156,7 +156,7 @@ def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_p
     ],
 )
 def test_a_login_script_that_takes_the_input_is_named(
-    ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str, takes: bool
+    ask: Callable[..., node_requests.AgentReply], tmp_path: Path, login: str, takes: bool
 ) -> None:
     own = program(tmp_path, f'{login}\nexec {sys.executable} "$@"')
     answer = ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=own)
@@ -166,7 +166,7 @@ def test_a_login_script_that_takes_the_input_is_named(
         assert "~/.bashrc" in answer.why
 
 
-def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent.AgentReply]) -> None:
+def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., node_requests.AgentReply]) -> None:
     answer = ask({"verb": "start", "token": "0123456789abcdef"})
     assert answer.data is None
     assert "KeyError" in answer.message
@@ -198,12 +198,14 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
     assert node_facts.running(str(tmp_path)) is None
 
 
-def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
+def test_shipped_code_comes_first_and_replaces_older_code(
+    ask: Callable[..., node_requests.AgentReply], tmp_path: Path
+) -> None:
     code = tmp_path / "code"
     (code / "own" / "__pycache__").mkdir(parents=True)
     (code / "own" / "__init__.py").write_text("x = 1\n")
     (code / "own" / "__pycache__" / "x.pyc").write_text("")
-    packed = agent.archive(code)
+    packed = node_requests.archive(code)
     cluster = f"t{tmp_path.stat().st_ino}"
     folder = Path(node_probe.code_folder(cluster))
     try:
@@ -225,7 +227,9 @@ def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., age
 
 
 @pytest.mark.parametrize("name", ["/tmp/evil", "../evil", "a/../../evil"])
-def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tmp_path: Path, name: str) -> None:
+def test_an_archive_writes_nowhere_else(
+    ask: Callable[..., node_requests.AgentReply], tmp_path: Path, name: str
+) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
         packed.addfile(tarfile.TarInfo(name))
@@ -238,14 +242,14 @@ def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tm
 
 def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder"):
-        agent.archive(tmp_path / "none")
+        node_requests.archive(tmp_path / "none")
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(65 << 20)
     with pytest.raises(ConfigError, match="too large to be copied"):
-        agent.archive(tmp_path)
+        node_requests.archive(tmp_path)
 
 
-def test_robot_address_comes_from_its_nodes_variable(ask: Callable[..., agent.AgentReply]) -> None:
+def test_robot_address_comes_from_its_nodes_variable(ask: Callable[..., node_requests.AgentReply]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as robot:
         port = robot.getsockname()[1]
         environment = {"interpreter": sys.executable, "env": {"ARM": "127.0.0.1"}, "prepended": []}

@@ -48,7 +48,7 @@ class Head:
 @pytest.fixture
 def head(fake_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     made = Head()
-    monkeypatch.setattr("rlinf_cli.cluster.agent.run_on_head", made)
+    monkeypatch.setattr("rlinf_cli.cluster.node.node_requests.run_on_head", made)
     monkeypatch.setattr(attach, "known", lambda: None)
     monkeypatch.setenv("XDG_STATE_HOME", str(fake_recipe / "state"))
     monkeypatch.setattr(attach, "running_here", lambda: iter(()))
