@@ -302,8 +302,9 @@ def exported(run: str, kind: str, checkpoint: str | None, out: Path | None) -> R
     weights = checkpoint_of(checkpoint, run_folder)
     assert weights is not None
     folder = out or run_folder.path / "exports" / f"{weights.name}-{kind}"
-    record = {"step": load_manifest(weights).step, **function(job.partial_config, weights, folder, kind)}
-    note_step(folder, record["step"])
+    step = load_manifest(weights).step
+    record = {**function(job.partial_config, weights, folder, kind), "step": step}
+    note_step(folder, step)
     return Result(partial(_text, record), {"schema": "rlinf.export/1", **record})
 
 

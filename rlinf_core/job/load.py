@@ -208,8 +208,7 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     if selected and not selected.mistyped:
         job = job._replace(recipe=selected.recipe, partial_config=config, is_whole=diagnostics.ok)
     job = job._replace(tree=composed.tree, secret=composed.secret, view=view)
-    cluster = getattr(view.model, "cluster", None)
-    if not isinstance(cluster, ClusterConfig):
+    if not isinstance(cluster := getattr(view.model, "cluster", None), ClusterConfig):
         return job
     check_cluster(cluster, view, diagnostics, rules)
     topology = _topology(cluster, assume, diagnostics)
