@@ -54,7 +54,7 @@ def setup(
     package versions that rlinf was tested with, using uv if available, else pip, and this rlinf itself. Run it on every
     machine where `env` is placed.
     """
-    from recipes.embodied.envs.faults.repeating import RENDERING_HELP
+    from recipes.embodied.envs.repeating import RENDERING_HELP
     from recipes.embodied.interpreters.locked_venvs import lines_of
     from recipes.embodied.interpreters.locked_venvs import setup as make
 

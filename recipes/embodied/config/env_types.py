@@ -268,7 +268,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         options=RobotEnvOptions,
     ),
     "gymnasium": _BY_ID._replace(
-        target=f"{_SIMULATORS}.gymnasium.gymnasium_env:GymnasiumEnv", module="gymnasium", processes=0
+        target=f"{_SIMULATORS}.gymnasium_env:GymnasiumEnv", module="gymnasium", processes=0
     ),
     "envpool": _BY_ID._replace(target=f"{_SIMULATORS}.envpool_env:EnvpoolEnv", module="envpool"),
     "gym_hil": _simulator("gym_hil", "GymHilEnv", "gym_hil/PandaPickCube-v0", GymHilOptions)._replace(
@@ -284,7 +284,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     ),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift", RobosuiteOptions),
     "gymnasium_robotics": _simulator(
-        "gymnasium.gymnasium_robotics",
+        "gymnasium_robotics",
         "GymnasiumRoboticsEnv",
         "FetchReachDense-v4",
         GymnasiumRoboticsOptions,

@@ -38,7 +38,7 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import Starts, State, observation_digest
-from recipes.embodied.envs.faults.repeating_batch import Batch, RepeatingBatch
+from recipes.embodied.envs.repeating_batch import Batch, RepeatingBatch
 from recipes.embodied.envs.running import (
     ObservationHistory,
     RunningEpisodes,

@@ -69,7 +69,7 @@ def env_class(env_type: str) -> type[VectorEnv]:
     target = cast("object", _ENVS.get(env_type))
     gymnasium = sys.modules.get("gymnasium")  # loaded if any gymnasium class is
     if gymnasium is not None and isinstance(target, type) and issubclass(target, gymnasium.Env):
-        from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import env_of_class
+        from recipes.embodied.envs.simulators.gymnasium_env import env_of_class
 
         return env_of_class(env_type)
     return cast("type[VectorEnv]", target)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from recipes.embodied.envs.faults.repeating import RENDERING_HELP
+from recipes.embodied.envs.repeating import RENDERING_HELP
 from recipes.embodied.envs.simulators.packages import versions_of
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, describe_fault, simulators_at_once, stepped
 

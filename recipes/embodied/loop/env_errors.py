@@ -21,11 +21,11 @@ from recipes.embodied.config.env_config import stepping
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.envs.env_spec import EnvError
-from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath
 from recipes.embodied.envs.registry import env_class
+from recipes.embodied.envs.repeating import SimulatorError
 from recipes.embodied.loop.protocols import ALL_ERRORS, EmbodiedEnv, EmbodiedRollout, EpisodeSums, Layout
 from rlinf_core import Job, Relaunching, RLinfError, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.runners.record import RunRecord

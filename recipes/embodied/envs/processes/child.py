@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.link import HEAD_BYTES, JsonPipe, Pulse, SharedArrays
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
+from recipes.embodied.envs.repeating import SimulatorError
 from rlinf_core import ConfigError
 from rlinf_core.node import stacks
 

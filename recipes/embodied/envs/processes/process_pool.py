@@ -28,7 +28,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec, IntArray, Observation
-from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.link import HEAD_BYTES, MAX_PROCESSES, JsonPipe, Pulse, SharedArrays, memory_bytes
 from recipes.embodied.envs.processes.simulator import (
@@ -39,6 +38,7 @@ from recipes.embodied.envs.processes.simulator import (
     Start,
     common_spec,
 )
+from recipes.embodied.envs.repeating import SimulatorError
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, WorkerDiedError
 

@@ -10,15 +10,6 @@ from itertools import islice
 from typing import Any, Final
 
 from recipes.embodied.envs.env_spec import EnvError, Observation
-from recipes.embodied.envs.faults.repeating import (
-    MOST_REPEATED,
-    MOST_STARTS,
-    FaultLog,
-    RaisedTwiceError,
-    RepeatingSimulator,
-    SimulatorError,
-    env_error,
-)
 from recipes.embodied.envs.processes.simulator import (
     CheapSimulation,
     Columns,
@@ -27,6 +18,15 @@ from recipes.embodied.envs.processes.simulator import (
     Row,
     Simulation,
     Start,
+)
+from recipes.embodied.envs.repeating import (
+    MOST_REPEATED,
+    MOST_STARTS,
+    FaultLog,
+    RaisedTwiceError,
+    RepeatingSimulator,
+    SimulatorError,
+    env_error,
 )
 
 _FAILED: Final = Outcome(0.0, truncated=True, failed=True)

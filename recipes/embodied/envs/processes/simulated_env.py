@@ -9,10 +9,10 @@ import numpy as np
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import Starts, State
-from recipes.embodied.envs.faults.repeating import MOST_REPEATED
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
 from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath, Start
+from recipes.embodied.envs.repeating import MOST_REPEATED
 from recipes.training.arrays import Array
 from rlinf_core.errors import RuntimeFailure
 

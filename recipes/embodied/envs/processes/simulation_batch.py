@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvError, IntArray, Observation
-from recipes.embodied.envs.faults.repeating import FaultLog, known_fault
 from recipes.embodied.envs.processes.recorded_steps import RepeatingSimulation, StepsTogether
 from recipes.embodied.envs.processes.simulator import (
     BatchFacts,
@@ -24,6 +23,7 @@ from recipes.embodied.envs.processes.simulator import (
     options_of,
     simulation_class,
 )
+from recipes.embodied.envs.repeating import FaultLog, known_fault
 from recipes.training.arrays import Array
 
 

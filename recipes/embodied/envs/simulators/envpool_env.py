@@ -13,8 +13,8 @@ from gymnasium.vector.utils import batch_space
 from recipes.embodied.envs.batched_env import BatchedEnv
 from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import Starts
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import SUCCESS
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
+from recipes.embodied.envs.simulators.gymnasium_env import SUCCESS
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

@@ -16,7 +16,7 @@ from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Start
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumSimulation
+from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumSimulation
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.interventions.intervention import HandMotion
 from rlinf_core import ConfigError

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv
+from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumEnv
 
 
 @contextmanager

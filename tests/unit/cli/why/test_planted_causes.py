@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.envs.faults.repeating import RaisedTwiceError
+from recipes.embodied.envs.repeating import RaisedTwiceError
 from recipes.language.answers.prompt_messages import GroupReport
 from recipes.language.loop.group_accounts import nothing_to_learn
 from recipes.training.arrays import NonFiniteError
@@ -227,14 +227,14 @@ FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "environment raises": (
         "`EnvGroup:0` failed in `interact`",
-        raised("recipes.embodied.envs.faults.repeating.RaisedTwiceError",
+        raised("recipes.embodied.envs.repeating.RaisedTwiceError",
                "the simulator of `pick` raised KeyError: 'joint' at /home/me/env.py:12 in step (environments 0 to 7)",
                "SimulatorError", "RLinfError"),
         "simulator-raises", "/home/me/env.py:12 in step",
     ),
     "environment without memory": (
         "`EnvGroup:0` failed in `interact`",
-        raised("recipes.embodied.envs.faults.repeating.RaisedTwiceError",
+        raised("recipes.embodied.envs.repeating.RaisedTwiceError",
                "the simulator of `pick` raised MemoryError: Unable to allocate 8.00 PiB", "SimulatorError"),
         "host-memory", "8.00 PiB",
     ),

@@ -14,11 +14,11 @@ import pytest
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import SteppedConfig
 from recipes.embodied.envs.env_spec import EnvError, EnvSettings, EnvSpec, FinishedEpisodes, Observation
-from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
+from recipes.embodied.envs.repeating import SimulatorError
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.env_errors import EnvErrors, EnvironmentRaisedError, SuspectedEpisodes, replay
 from recipes.embodied.loop.protocols import FAILED_EPISODES, EpisodeTotals, Layout, episode_means

@@ -16,7 +16,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.batched_env import BatchedEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult, Transition
-from recipes.embodied.envs.faults.repeating import SimulatorError
+from recipes.embodied.envs.repeating import SimulatorError
 from recipes.embodied.loop.protocols import FAILED_EPISODES, Layout
 from recipes.embodied.workers.env_worker import EnvWorker
 from rlinf_core import ConfigError

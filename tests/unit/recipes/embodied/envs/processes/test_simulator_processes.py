@@ -14,8 +14,8 @@ import pytest
 from recipes.embodied.envs.contract import check_env, random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.env_state import pack, unpack
-from recipes.embodied.envs.faults.repeating import SimulatorError, known_fault
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
+from recipes.embodied.envs.repeating import SimulatorError, known_fault
 from rlinf_core import ConfigError
 from tests.known import known
 from tests.unit.recipes.embodied.envs.fake_simulators import FakeEnv, FakeSimulation

@@ -21,8 +21,8 @@ pytest.importorskip("gymnasium")
 import gymnasium
 from gymnasium import spaces
 
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import cannot_be_made, checked_step
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer
+from recipes.embodied.envs.simulators.gymnasium_env import cannot_be_made, checked_step
+from recipes.embodied.envs.simulators.gymnasium_spaces import Reader, Writer
 
 
 class Toy(gymnasium.Env):

@@ -32,9 +32,9 @@ pytest.importorskip("gymnasium")
 import gymnasium
 from gymnasium import spaces
 
+from recipes.embodied.envs.simulators import gymnasium_spaces
 from recipes.embodied.envs.simulators.gym_hil import pick_cube
-from recipes.embodied.envs.simulators.gymnasium import gymnasium_spaces
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv
+from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumEnv
 
 STATES = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, 5], np.float32))
 SPOKEN = spaces.Dict(a=spaces.Discrete(2), t=spaces.Text(9))

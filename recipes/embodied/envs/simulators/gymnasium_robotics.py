@@ -15,7 +15,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumSimulation
+from recipes.embodied.envs.simulators.gymnasium_env import GymnasiumSimulation
 from recipes.embodied.envs.simulators.packages import imported
 from rlinf_core import ConfigError
 

@@ -31,7 +31,7 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import Starts, observation_digest
-from recipes.embodied.envs.faults.repeating import (
+from recipes.embodied.envs.repeating import (
     MOST_REPEATED,
     MOST_STARTS,
     FaultLog,

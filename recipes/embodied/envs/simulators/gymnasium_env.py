@@ -22,7 +22,7 @@ from recipes.embodied.envs.checks import is_rate
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import CheapSimulation, Columns, Outcome, Row, Start
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import OWN, Reader, Writer, spec_of
+from recipes.embodied.envs.simulators.gymnasium_spaces import OWN, Reader, Writer, spec_of
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 

@@ -1,1 +1,0 @@
-"""Simulators that raise, and numbers that are not finite."""

@@ -1,1 +1,0 @@
-"""Environments of the gymnasium interface: single, vectorised, and of Gymnasium-Robotics."""
