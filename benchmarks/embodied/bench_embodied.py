@@ -29,7 +29,7 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import Starts
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
-from recipes.embodied.models.small.feature_policy import MlpPolicy
+from recipes.embodied.models.feature_policy import MlpPolicy
 from recipes.embodied.program import program
 from recipes.training.weights.weight_sync import FlatWeights
 from rlinf_core.cluster.cluster import Cluster

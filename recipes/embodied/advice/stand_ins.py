@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.small.feature_policy import FeaturePolicy
+from recipes.embodied.models.feature_policy import FeaturePolicy
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig

@@ -20,7 +20,7 @@ from recipes.embodied.config.model_config import CONVOLUTIONS, ImageFeatures
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.small.squashed_policy import (
+from recipes.embodied.models.squashed_policy import (
     FEATURES,
     StateFeatures,
     features_from,

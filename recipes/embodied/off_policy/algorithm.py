@@ -110,7 +110,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         skip_nonfinite: bool = False,
     ) -> None:
         from recipes.embodied.models.critics import Critics, copy_weights, frozen_copy
-        from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+        from recipes.embodied.models.squashed_policy import SquashedPolicy
         from recipes.training.updater import Updater
 
         self.settings, self.lr, self.strategy = settings, lr, policy.strategy
@@ -208,7 +208,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         """Return critics of actions [n, action_size]."""
         from recipes.embodied.envs.env_spec import learned_spec
         from recipes.embodied.models.critics import Critics
-        from recipes.embodied.models.small.squashed_policy import image_features
+        from recipes.embodied.models.squashed_policy import image_features
 
         settings, model = off_policy_of(config.algorithm), config.actor.model
         return Critics(

@@ -32,7 +32,7 @@ from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, load_trained, make_model, write_description
-from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors, algorithm_of
 from recipes.embodied.off_policy.sources import (
     BEFORE,

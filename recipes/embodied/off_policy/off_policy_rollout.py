@@ -13,7 +13,7 @@ from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.routing import make_routes
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
-from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import algorithm_of
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 

@@ -23,7 +23,7 @@ from recipes.embodied.config.model_config import FlowVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput, value_head
-from recipes.embodied.models.flow.flow_policy import FlowMatchingPolicy, Velocity, check_horizon, flow_sde
+from recipes.embodied.models.flow_policy import FlowMatchingPolicy, Velocity, check_horizon, flow_sde
 from recipes.embodied.models.vla.vision_language import encoded_prompts
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

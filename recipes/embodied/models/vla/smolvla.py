@@ -26,7 +26,6 @@ from recipes.embodied.config.model_config import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.folder_facts import WEIGHTS
-from recipes.embodied.models.lerobot.lerobot_config import require_lerobot
 from recipes.embodied.models.policy_folder import BACKBONE, backbone_of
 from recipes.embodied.models.published_statistics import load_statistics
 from recipes.embodied.models.vla.flow_vla import (
@@ -37,6 +36,7 @@ from recipes.embodied.models.vla.flow_vla import (
     ReadObservation,
     check_observations,
 )
+from recipes.embodied.models.vla.lerobot_config import require_lerobot
 from recipes.embodied.models.vla.vision_language import (
     HEAD,
     adapted,

@@ -11,7 +11,7 @@ from stand_in_devices import work
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSpec, Transition
-from recipes.embodied.models.small.feature_policy import MlpPolicy
+from recipes.embodied.models.feature_policy import MlpPolicy
 
 
 class StandInEnv(VectorEnv):

@@ -75,7 +75,7 @@ def test_compiled_code_of_the_hub_is_refused(folder: Path, key: str) -> None:
 def test_a_setting_that_no_model_has_is_refused(folder: Path, key: str, value: Any, wanted: str) -> None:
     from transformers import AutoConfig
 
-    from recipes.embodied.models.openvla.openvla_network import read_shape
+    from recipes.embodied.models.vla.openvla_network import read_shape
     from recipes.embodied.models.vla.pi_folder import load_pi0
 
     loaders = {"llama": partial(config_of, AutoConfig), "pi0": load_pi0, "openvla": read_shape}

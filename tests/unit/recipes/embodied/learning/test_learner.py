@@ -15,8 +15,8 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.learner import Learner
+from recipes.embodied.models.feature_policy import MlpPolicy
 from recipes.embodied.models.policy_folder import make_model
-from recipes.embodied.models.small.feature_policy import MlpPolicy
 from recipes.training.arrays import NonFiniteError
 from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import ParallelStrategy

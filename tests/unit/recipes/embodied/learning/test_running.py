@@ -18,8 +18,8 @@ from recipes.embodied.learning.running_returns import FOLDER, RunningReturns, ch
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.protocols import EPISODES, Layout
 from recipes.embodied.models.base_policy import BasePolicy
+from recipes.embodied.models.feature_policy import MlpPolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
-from recipes.embodied.models.small.feature_policy import MlpPolicy
 from recipes.embodied.off_policy.off_policy_actor import OffPolicyActor
 from recipes.embodied.workers.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker

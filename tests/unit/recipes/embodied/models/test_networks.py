@@ -18,9 +18,9 @@ from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.critics import BatchRenorm, Critics, EnsembleLinear, Norm
-from recipes.embodied.models.flow.flow_policy import FlowSde, OneStepSde
+from recipes.embodied.models.flow_policy import FlowSde, OneStepSde
 from recipes.embodied.models.policy_folder import make_model
-from recipes.embodied.models.small.squashed_policy import features_of
+from recipes.embodied.models.squashed_policy import features_of
 from recipes.embodied.models.vla.vision_language import ImagePipeline
 from rlinf_core.errors import ConfigError
 

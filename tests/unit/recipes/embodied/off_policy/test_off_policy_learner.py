@@ -18,7 +18,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics, move_toward
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import make_model
-from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors, algorithm_of
 from recipes.embodied.off_policy.iql import advantage_weighted_loss, expectile_loss
 from recipes.embodied.off_policy.sac import soft_policy_loss

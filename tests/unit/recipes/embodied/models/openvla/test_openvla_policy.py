@@ -17,8 +17,8 @@ from torch.nn import functional
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.openvla.openvla_network import DINO, SIGLIP
 from recipes.embodied.models.policy_folder import BACKBONE, make_model, save_policy
+from recipes.embodied.models.vla.openvla_network import DINO, SIGLIP
 from recipes.embodied.models.vla.vision_language import ImagePipeline, centre_crop
 from rlinf_core import ConfigError
 from tests.unit.recipes.embodied.models.openvla import openvla_folder

@@ -36,7 +36,7 @@ from recipes.embodied.models.base_policy import (
     hidden_layers,
     with_value_head,
 )
-from recipes.embodied.models.small.feature_policy import SCALED_IMAGES, ImageEncoder
+from recipes.embodied.models.feature_policy import SCALED_IMAGES, ImageEncoder
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 

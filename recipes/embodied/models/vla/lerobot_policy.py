@@ -30,7 +30,10 @@ from recipes.embodied.models.base_policy import (
     value_head,
     with_value_head,
 )
-from recipes.embodied.models.lerobot.lerobot_config import (
+from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import is_policy_folder
+from recipes.embodied.models.published_statistics import load_statistics
+from recipes.embodied.models.vla.lerobot_config import (
     ACTION,
     ENVIRONMENT_STATE,
     IMAGES,
@@ -46,9 +49,6 @@ from recipes.embodied.models.lerobot.lerobot_config import (
     reason_of,
     require_lerobot,
 )
-from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import is_policy_folder
-from recipes.embodied.models.published_statistics import load_statistics
 from recipes.training.arrays import Array
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError

@@ -16,8 +16,8 @@ from recipes.embodied.config.model_config import CONVOLUTIONS, ImageFeatures, Sq
 from recipes.embodied.envs.env_spec import EnvSpec, ImageShape
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.feature_policy import ImageEncoder
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.small.feature_policy import ImageEncoder
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 

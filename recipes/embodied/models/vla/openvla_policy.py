@@ -29,16 +29,16 @@ from recipes.embodied.models.base_policy import (
     value_head,
     with_value_head,
 )
-from recipes.embodied.models.openvla.openvla_network import (
+from recipes.embodied.models.policy_folder import BACKBONE, backbone_of
+from recipes.embodied.models.published_statistics import load_statistics
+from recipes.embodied.models.vla.flow_vla import check_observations
+from recipes.embodied.models.vla.openvla_network import (
     OpenVlaNetwork,
     OpenVlaShape,
     TowerSizes,
     load_network,
     read_shape,
 )
-from recipes.embodied.models.policy_folder import BACKBONE, backbone_of
-from recipes.embodied.models.published_statistics import load_statistics
-from recipes.embodied.models.vla.flow_vla import check_observations
 from recipes.embodied.models.vla.vision_language import (
     ImagePipeline,
     built_heads,

@@ -1,1 +1,0 @@
-"""Policies that draw actions by flow matching."""

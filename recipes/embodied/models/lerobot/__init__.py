@@ -1,1 +1,0 @@
-"""Policies of lerobot, through their common interface."""

@@ -1,1 +1,0 @@
-"""Small policies: multilayer perceptrons and convolutional networks."""
