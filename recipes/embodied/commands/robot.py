@@ -100,7 +100,7 @@ def teleop(
 
     It is refused while a job holds the arm.
     """
-    from recipes.embodied.interventions.devices.keyboard import LEGEND
+    from recipes.embodied.interventions.keyboard import LEGEND
     from recipes.embodied.robots.manual_control import teleop as teleoperate
 
     listed, cameras = _opened(file)

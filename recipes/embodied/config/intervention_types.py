@@ -173,12 +173,12 @@ class SourceType(NamedTuple):
 
 SOURCES: Final[Mapping[str, SourceType]] = {
     "scripted": SourceType(f"{_FOLDER}.registry:ScriptedSource", ScriptedOptions, person=False),
-    "keyboard": SourceType(f"{_FOLDER}.devices.keyboard:KeyboardSource", KeyboardOptions),
+    "keyboard": SourceType(f"{_FOLDER}.keyboard:KeyboardSource", KeyboardOptions),
     "gamepad": SourceType(
-        f"{_FOLDER}.devices.event_device:GamepadSource", GamepadOptions, modules=("evdev",), install="evdev"
+        f"{_FOLDER}.event_device:GamepadSource", GamepadOptions, modules=("evdev",), install="evdev"
     ),
     "spacemouse": SourceType(
-        f"{_FOLDER}.devices.event_device:SpaceMouseSource", SpaceMouseOptions, modules=("hid",), install="hidapi"
+        f"{_FOLDER}.event_device:SpaceMouseSource", SpaceMouseOptions, modules=("hid",), install="hidapi"
     ),
     "leader": SourceType(
         "recipes.embodied.envs.real.so101:LeaderSource",
@@ -187,7 +187,7 @@ SOURCES: Final[Mapping[str, SourceType]] = {
         install="lerobot[feetech]",
     ),
     "browser": SourceType(
-        f"{_FOLDER}.browser.browser_source:BrowserSource",
+        f"{_FOLDER}.browser_source:BrowserSource",
         BrowserOptions,
         modules=("starlette", "uvicorn", "websockets", "PIL"),
         install="rlinf-cli[browser]",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.config.intervention_types import JUDGES, SOURCES, KeysOptions, ScriptedOptions
-from recipes.embodied.interventions.devices.event_device import missing_package
+from recipes.embodied.interventions.event_device import missing_package
 from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Takeover, Verdict
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

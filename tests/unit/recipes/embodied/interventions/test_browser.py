@@ -20,9 +20,10 @@ from recipes.embodied.config.intervention_types import BrowserOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.interventions.browser import browser_source
-from recipes.embodied.interventions.browser.browser_source import BrowserSource
-from recipes.embodied.interventions.browser.operator_desk import (
+from recipes.embodied.interventions import browser_source
+from recipes.embodied.interventions.browser_source import BrowserSource
+from recipes.embodied.interventions.intervention import InterventionError
+from recipes.embodied.interventions.operator_desk import (
     BadMessageError,
     DeskTakenError,
     OperatorDesk,
@@ -33,7 +34,6 @@ from recipes.embodied.interventions.browser.operator_desk import (
     read_token,
     shown,
 )
-from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.registry import open_source
 from tests.known import known

@@ -23,8 +23,8 @@ from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.real.so101 import LeaderSource, SO101Driver
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.gym_hil import GymHilEnv
-from recipes.embodied.interventions.devices import event_device
-from recipes.embodied.interventions.devices.event_device import (
+from recipes.embodied.interventions import event_device
+from recipes.embodied.interventions.event_device import (
     LEFT_TRIGGER,
     LEFT_X,
     LEFT_Y,
@@ -40,8 +40,8 @@ from recipes.embodied.interventions.devices.event_device import (
     SpaceMouseSource,
     SpaceMouseState,
 )
-from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Terminal, controls_of
 from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError, SuccessJudge
+from recipes.embodied.interventions.keyboard import KeyboardSource, Terminal, controls_of
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
 from recipes.embodied.interventions.registry import open_judge, open_source
 from rlinf_core import ConfigError

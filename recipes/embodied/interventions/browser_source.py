@@ -12,9 +12,9 @@ import time
 from typing import Any, Final
 
 from recipes.embodied.config.intervention_types import BrowserOptions
-from recipes.embodied.interventions.browser.operator_desk import OperatorDesk, OperatorLink, cannot_listen, read_token
-from recipes.embodied.interventions.browser.page_server import PageServer
 from recipes.embodied.interventions.intervention import Steerable, Takeover
+from recipes.embodied.interventions.operator_desk import OperatorDesk, OperatorLink, cannot_listen, read_token
+from recipes.embodied.interventions.page_server import PageServer
 from recipes.embodied.interventions.person import Controls, PersonSource
 from rlinf_core.process.known_secrets import remember
 

@@ -8,7 +8,7 @@ from collections.abc import Set
 from typing import Any, Final
 
 from recipes.embodied.config.intervention_types import KeyboardOptions
-from recipes.embodied.interventions.devices.event_device import EventDevice
+from recipes.embodied.interventions.event_device import EventDevice
 from recipes.embodied.interventions.intervention import Axes, InterventionError, Steerable, Verdict
 from recipes.embodied.interventions.person import Controls, PersonSource
 

@@ -33,9 +33,9 @@ from pydantic import AfterValidator, BaseModel, Field, StrictBool, ValidationErr
 
 from recipes.embodied.cameras.camera import CameraView
 from recipes.embodied.config.intervention_types import BrowserOptions
-from recipes.embodied.interventions.devices.event_device import pad_axes
-from recipes.embodied.interventions.devices.keyboard import MOVES, key_axes
+from recipes.embodied.interventions.event_device import pad_axes
 from recipes.embodied.interventions.intervention import Axes, InterventionError, Verdict
+from recipes.embodied.interventions.keyboard import MOVES, key_axes
 from recipes.embodied.interventions.person import Controls
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 

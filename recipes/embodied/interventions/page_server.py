@@ -28,7 +28,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from recipes.embodied.interventions.browser.operator_desk import (
+from recipes.embodied.interventions.operator_desk import (
     MAX_MESSAGE,
     BadMessageError,
     DeskTakenError,

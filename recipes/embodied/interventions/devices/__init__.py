@@ -1,1 +1,0 @@
-"""Devices by which a person takes over: keyboard, gamepad, SpaceMouse."""
