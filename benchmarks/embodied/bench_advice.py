@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from benchmarks.table import Result, run_parts
-from recipes.embodied.advice.embodied_flow import HOP, POLICY, STEP, UPDATE, VALUES, flow_of
+from recipes.embodied.embodied_flow import HOP, POLICY, STEP, UPDATE, VALUES, flow_of
 from rlinf_core.job.arrangements import DeviceGroup, candidates, search
 from rlinf_core.job.flow import Duration, Durations
 from rlinf_core.job.load import load_job

@@ -23,10 +23,10 @@ from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import make_model, save_policy
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
+from recipes.embodied.off_policy.buffer import ReplayBuffer
 from recipes.embodied.off_policy.dsrl import NOISE_CRITIC, Dsrl, DsrlOptions, DsrlSettings
 from recipes.embodied.off_policy.sources import transition_spec
-from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.storage import Transitions
+from recipes.embodied.off_policy.storage import Transitions
 from recipes.sections.actor import FsdpConfig
 from recipes.training.updater import Figures
 from recipes.training.weights.training_state import TrainingState

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.table import Result, run_parts
-from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.storage import Transitions, TransitionSpec
+from recipes.embodied.off_policy.buffer import ReplayBuffer
+from recipes.embodied.off_policy.storage import Transitions, TransitionSpec
 
 LANES, ACTION, EPISODE = 16, 7, 200
 GOAL = 0.8

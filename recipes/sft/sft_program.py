@@ -22,7 +22,6 @@ from recipes.embodied.embodied_memory import (
 )
 from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.episodes.collector import CollectingEnvWorker
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.policy_precision import computing
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
@@ -30,6 +29,7 @@ from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.protocols import Layout, episode_means
 from recipes.embodied.loop.videos import EvaluationVideos
 from recipes.embodied.models.folder_facts import require_model_folder
+from recipes.embodied.using.collector import CollectingEnvWorker
 from recipes.embodied.workers.actor_base import PolicyActor, memory
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.config import SftConfig, evaluates

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base_policy import Inputs
     from recipes.embodied.models.critics import Critics
     from recipes.embodied.models.normalization import Normalization
-    from recipes.embodied.replay.storage import ReplayBatch
+    from recipes.embodied.off_policy.storage import ReplayBatch
     from recipes.training.arrays import Array
     from recipes.training.updater import Figures, Updater
     from recipes.training.weights.training_state import TrainingState

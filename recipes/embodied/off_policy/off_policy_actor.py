@@ -34,6 +34,8 @@ from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, load_trained, make_model, write_description
 from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors, algorithm_of
+from recipes.embodied.off_policy.buffer import ReplayBuffer, ReplayMixture
+from recipes.embodied.off_policy.segments import SegmentWriter
 from recipes.embodied.off_policy.sources import (
     BEFORE,
     add_recording,
@@ -44,8 +46,6 @@ from recipes.embodied.off_policy.sources import (
     transition_spec,
     transition_steps,
 )
-from recipes.embodied.replay.buffer import ReplayBuffer, ReplayMixture
-from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.arrays import read_arrays
 from recipes.training.tensor_files import read_tensors, write_tensors

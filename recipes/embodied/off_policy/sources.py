@@ -24,10 +24,10 @@ from recipes.embodied.learning.data_reading import (
 )
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import INTERVENTIONS
+from recipes.embodied.off_policy.buffer import ReplayBuffer
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
-from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.segments import Damage, read_segments
-from recipes.embodied.replay.storage import ReplayError, Transitions, TransitionSpec
+from recipes.embodied.off_policy.segments import Damage, read_segments
+from recipes.embodied.off_policy.storage import ReplayError, Transitions, TransitionSpec
 from recipes.training.arrays import Array
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EvalEnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.envs.running import SUCCESS
-from recipes.embodied.episodes.collection_job import Collection, collecting
-from recipes.embodied.episodes.collector import CollectedEpisode
 from recipes.embodied.loop.videos import FPS, EpisodeFrames, nothing_to_see, pick_per_outcome, tiled, write_videos
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
+from recipes.embodied.using.collection_job import Collection, collecting
+from recipes.embodied.using.collector import CollectedEpisode
 from recipes.training.weights.training_state import ACTOR
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.foreign.files import open_regular

@@ -27,8 +27,10 @@ from recipes.embodied.config.env_config import EnvironmentConfig, InterventionCo
 from recipes.embodied.config.intervention_types import SOURCES
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
-from recipes.embodied.episodes.collection_job import collecting
-from recipes.embodied.episodes.collector import (
+from recipes.embodied.learning.data_reading import action_bounds
+from recipes.embodied.loop.videos import FPS
+from recipes.embodied.using.collection_job import collecting
+from recipes.embodied.using.collector import (
     ACTIONS,
     FRAME_AGES,
     INTERVENED,
@@ -37,8 +39,6 @@ from recipes.embodied.episodes.collector import (
     TERMINATIONS,
     CollectedEpisode,
 )
-from recipes.embodied.learning.data_reading import action_bounds
-from recipes.embodied.loop.videos import FPS
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.config.validating.validation_messages import refusals

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from recipes.embodied.replay.segments import SegmentWriter
+from recipes.embodied.off_policy.segments import SegmentWriter
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP, HOME
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotSilentError

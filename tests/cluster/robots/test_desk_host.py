@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.off_policy.segments import read_segments
 from tests.cluster import without_torch
 from tests.cluster.hosts import Hosts
 from tests.cluster.robots.test_robot_links import PORT, WATCH, Program

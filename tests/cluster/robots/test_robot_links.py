@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.off_policy.segments import read_segments
 from recipes.embodied.robots.wire_protocol import ArmState
 from tests.cluster.host import Host
 from tests.cluster.hosts import Hosts

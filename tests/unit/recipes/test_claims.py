@@ -26,7 +26,7 @@ from recipes.demonstrations.lerobot.set_files import read_parquet
 from recipes.demonstrations.lerobot.set_info import INFO, read_info
 from recipes.demonstrations.pictures import decoded
 from recipes.embodied.envs.env_state import unpack
-from recipes.embodied.replay.segments import MAGIC, read_segments
+from recipes.embodied.off_policy.segments import MAGIC, read_segments
 from recipes.language.data.problem_sources import check_file, read_file
 from recipes.language.loopback_server import RequestError, json_body
 from recipes.sections.model_folders import fault_of_weights

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import SegmentWriter, read_segments
-from recipes.embodied.replay.storage import ReplayError
+from recipes.embodied.off_policy.segments import SegmentWriter, read_segments
+from recipes.embodied.off_policy.storage import ReplayError
 from recipes.serve.service.ledger import Ledger, RequestKey
 from recipes.serve.service.state_file import REQUESTS, StateFile
 from rlinf_core.errors import RunError

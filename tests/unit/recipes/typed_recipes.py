@@ -9,9 +9,8 @@ from recipes.agent import agent_config, agent_memory, agent_rules
 from recipes.agent import agent_runner as agent_program
 from recipes.agent.boxes import image_store as image_pruning
 from recipes.embodied import config as embodied_config
-from recipes.embodied import embodied_memory
+from recipes.embodied import embodied_flow, embodied_memory
 from recipes.embodied import program as embodied_program
-from recipes.embodied.advice import embodied_flow
 from recipes.embodied.interpreters import locked_venvs
 from recipes.embodied.loop import env_errors
 from recipes.embodied.rules import job_check

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recipes.embodied.interpreters.locked_venvs import Made, lines_of, probe
-from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.off_policy.segments import read_segments
 from rlinf_core.runners.events import ACTOR_TRAINING
 from tests.integration.recipes.conftest import Killer, Run, Train
 from tests.rlinf_command import last_metrics, output_of, rlinf

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.intervention import InterventionError, InterventionSource, Steerable, Takeover
-from recipes.embodied.replay.segments import SegmentWriter
+from recipes.embodied.off_policy.segments import SegmentWriter
 from rlinf_core.errors import RLinfError
 from rlinf_core.hardware.franka import Franka
 

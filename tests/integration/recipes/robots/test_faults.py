@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import Record, read_segments
+from recipes.embodied.off_policy.segments import Record, read_segments
 from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.hardware.franka import Franka
 from tests.integration.recipes.robots.grabbed_holder import CHUNK, PERSONS_ACTION, grabbed

@@ -18,7 +18,7 @@ from PIL import Image
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.off_policy.segments import read_segments
 from recipes.embodied.robots.controller_client import FrankaClient
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import WorkerDiedError

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from recipes.embodied.advice.embodied_flow import EmbodiedFlow
+from recipes.embodied.embodied_flow import EmbodiedFlow
 from rlinf_cli.interrupts import ExitCode, command_signals
 from rlinf_cli.run.sweep_plan import PointState, SweepPlan, overrides_of, states
 from rlinf_core.config.sections.group_rules import Site

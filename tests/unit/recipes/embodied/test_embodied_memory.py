@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.embodied.advice.embodied_flow import HOP, POLICY, STEP, UPDATE, VALUES, EmbodiedFlow, flow_of
-from recipes.embodied.advice.stand_ins import StandInEnv, StandInPolicy
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedModelConfig
 from recipes.embodied.config.env_config import EnvSection, RecordedEnvironmentConfig
 from recipes.embodied.config.model_config import policy_model
+from recipes.embodied.embodied_flow import HOP, POLICY, STEP, UPDATE, VALUES, EmbodiedFlow, flow_of
 from recipes.embodied.embodied_memory import env_forecast, environment_spec, forecast, policy_sizes
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, make_model, save_policy
+from recipes.embodied.stand_ins import StandInEnv, StandInPolicy
 from recipes.training.weights.weight_sync import FlatWeights
 from rlinf_core import ConfigError, load_job
 from rlinf_core.job.arrangements import Arrangement, DeviceGroup, DeviceSpan, Flow, candidates, search
@@ -262,9 +262,7 @@ def test_observations_are_those_of_the_spec() -> None:
 
 
 def test_weights_are_as_many_as_asked_for_and_few_of_them_learn() -> None:
-    config = EmbodiedModelConfig(
-        model_type="recipes.embodied.advice.stand_ins:StandInPolicy", options={"numbers": 100_000}
-    )
+    config = EmbodiedModelConfig(model_type="recipes.embodied.stand_ins:StandInPolicy", options={"numbers": 100_000})
     policy = make_model(config, SHOWN)
     assert isinstance(policy, StandInPolicy)
     sent = sum(buffer.numel() for buffer in FlatWeights.adopt(policy).buffers)

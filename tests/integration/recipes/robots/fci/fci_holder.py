@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.replay.segments import SegmentWriter
+from recipes.embodied.off_policy.segments import SegmentWriter
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP, HOME
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import read_segments
+from recipes.embodied.off_policy.segments import read_segments
 from recipes.embodied.robots.robot_errors import RobotError
 from rlinf_core.hardware.franka import Franka
 from tests.waiting import until

@@ -25,7 +25,7 @@ from recipes.embodied.envs.env_state import Starts, observation_digest, pack, un
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.real.franka_robot import SPEC
 from recipes.embodied.envs.registry import MissingPackageError, make_env
-from recipes.embodied.episodes.collector import EpisodeCollector
+from recipes.embodied.using.collector import EpisodeCollector
 from recipes.sections.imports import missing_module, missing_name
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.errors import ConfigError

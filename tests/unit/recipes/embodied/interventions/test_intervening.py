@@ -17,7 +17,6 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.checks import EnvContractError
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Transition
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.intervention import HandMotion, InterventionError, InterventionSource, Takeover
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.registry import BLOCK, ScriptedSource, open_source, takeover_steps
@@ -25,9 +24,10 @@ from recipes.embodied.learning.imitation import imitated_rows
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base_policy import PolicyOutput
+from recipes.embodied.off_policy.buffer import ReplayBuffer
 from recipes.embodied.off_policy.off_policy_rollout import record_step
 from recipes.embodied.off_policy.sources import add_steps, intervened, transition_spec, transition_steps
-from recipes.embodied.replay.buffer import ReplayBuffer
+from recipes.embodied.using.collector import EpisodeCollector
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_core.errors import ConfigError
 from tests.known import known

@@ -18,12 +18,13 @@ from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
-from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import INTERVENTIONS
 from recipes.embodied.off_policy import sources
 from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm, TransitionTensors
+from recipes.embodied.off_policy.buffer import ReplayBuffer
 from recipes.embodied.off_policy.off_policy_actor import split_passes
+from recipes.embodied.off_policy.segments import SegmentWriter
 from recipes.embodied.off_policy.sources import (
     add_recording,
     add_steps,
@@ -32,9 +33,8 @@ from recipes.embodied.off_policy.sources import (
     transition_spec,
     transition_steps,
 )
-from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.segments import SegmentWriter
-from recipes.embodied.replay.storage import ReplayBatch, ReplayError
+from recipes.embodied.off_policy.storage import ReplayBatch, ReplayError
+from recipes.embodied.using.collector import EpisodeCollector
 from recipes.embodied.using.recording import features_of, to_columns
 from tests.unit.recipes.demonstrations.test_others_sets import make
 from tests.unit.recipes.embodied.off_policy.test_dsrl import CHUNK, Learning

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.replay.buffer import ReplayBuffer, ReplayMixture
-from recipes.embodied.replay.segments import MAGIC, Damage, SegmentWriter, encode, read_segments, segments_of
-from recipes.embodied.replay.storage import ColumnSpec, ReplayBatch, ReplayError, Transitions, TransitionSpec
+from recipes.embodied.off_policy.buffer import ReplayBuffer, ReplayMixture
+from recipes.embodied.off_policy.segments import MAGIC, Damage, SegmentWriter, encode, read_segments, segments_of
+from recipes.embodied.off_policy.storage import ColumnSpec, ReplayBatch, ReplayError, Transitions, TransitionSpec
 
 SPEC = TransitionSpec.of(EnvSpec(1, 1, cameras={"main": (2, 2, 3)}, has_instructions=True).observations, (1, "float32"))
 GOES_ON, TERMINATES, CUT_OFF, BREAKS_OFF = range(4)

@@ -23,13 +23,13 @@ from recipes.embodied.cameras.camera import CameraError
 from recipes.embodied.config.intervention_types import PersonOptions
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.robots import manual_control
 from recipes.embodied.robots.controller.arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import Server
 from recipes.embodied.robots.controller_client import FrankaClient
+from recipes.embodied.using.collector import EpisodeCollector
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_cli.main import main
 from rlinf_core import ConfigError

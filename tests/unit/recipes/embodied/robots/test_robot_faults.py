@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from recipes.embodied.replay.segments import Damage, SegmentWriter, read_segments
-from recipes.embodied.replay.segments import encode as encode_record
+from recipes.embodied.off_policy.segments import Damage, SegmentWriter, read_segments
+from recipes.embodied.off_policy.segments import encode as encode_record
 from recipes.embodied.robots.controller.arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller.controller import Controller, Motion, to_tick
 from recipes.embodied.robots.controller_client import SIGN_SECONDS

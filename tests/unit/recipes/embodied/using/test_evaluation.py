@@ -20,7 +20,6 @@ from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmen
 from recipes.embodied.envs.checks import EnvContractError
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.interventions.intervention import InterventionSource, Takeover
 from recipes.embodied.loop.videos import (
     EPISODES,
@@ -32,6 +31,7 @@ from recipes.embodied.loop.videos import (
     write_videos,
 )
 from recipes.embodied.using import recording
+from recipes.embodied.using.collector import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.using.evaluation import _collect, digest, figures, locate_weights, shared_starts, summary
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_core import ConfigError

@@ -22,7 +22,6 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
-from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector
 from recipes.embodied.interventions import registry as sources
 from recipes.embodied.interventions.intervention import (
     InterventionError,
@@ -35,6 +34,7 @@ from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.policy_folder import make_model
 from recipes.embodied.using import success_classifier
+from recipes.embodied.using.collector import CollectedEpisode, EpisodeCollector
 from recipes.embodied.using.recording import features_of, to_columns
 from recipes.embodied.using.success_classifier import ClassifierJudge
 from recipes.embodied.using.trained_policy import TrainedPolicy

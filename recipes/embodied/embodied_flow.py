@@ -12,12 +12,12 @@ from math import gcd, inf
 from types import MappingProxyType
 from typing import Any, Final
 
-from recipes.embodied.advice.virtual_rollouts import Costs, Draw, Exchange, VirtualJob, simulate
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.algorithm_config import DEFAULT_BATCH, is_off_policy, off_policy_of, policy_gradient_of
 from recipes.embodied.config.embodied_config import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
+from recipes.embodied.virtual_rollouts import Costs, Draw, Exchange, VirtualJob, simulate
 from recipes.sections.checks import divisors
 from rlinf_core import RLinfError
 from rlinf_core.job.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, Flow, Simulated, share_one
@@ -39,7 +39,7 @@ _TRIAL_CHUNKS: Final = 8
 _TRIAL_UPDATES: Final = 20
 # More steps than any rehearsal has.
 _ALWAYS: Final = 10**9
-_STAND_INS: Final = "recipes.embodied.advice.stand_ins"
+_STAND_INS: Final = "recipes.embodied.stand_ins"
 
 
 def flow_of(config: EmbodiedConfig) -> EmbodiedFlow:

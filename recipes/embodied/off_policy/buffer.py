@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.storage import (
+from recipes.embodied.off_policy.storage import (
     Arrays,
     ReplayBatch,
     ReplayError,

@@ -23,7 +23,7 @@ from typing import IO, Final, NamedTuple, cast
 
 import numpy as np
 
-from recipes.embodied.replay.storage import ReplayError, disk_error
+from recipes.embodied.off_policy.storage import ReplayError, disk_error
 from recipes.training.arrays import Array
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import load_json

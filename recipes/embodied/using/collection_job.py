@@ -13,12 +13,12 @@ from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmen
 from recipes.embodied.config.intervention_types import drives_one
 from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec
-from recipes.embodied.episodes.collector import Actor, CollectedEpisode, CollectingEnvWorker, Keep
 from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.videos import EPISODES, EpisodeFrames
 from recipes.embodied.models.policy_folder import keep_loaded, load_trained
 from recipes.embodied.rules.data_rules import check_given
+from recipes.embodied.using.collector import Actor, CollectedEpisode, CollectingEnvWorker, Keep
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.training.worker_parts import comparisons_of
 from rlinf_core import Channel, Cluster, HybridComponentPlacement

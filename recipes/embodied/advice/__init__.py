@@ -1,1 +1,0 @@
-"""The flow of the recipe in virtual time, for advice on its placement."""

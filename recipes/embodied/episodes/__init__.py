@@ -1,1 +1,0 @@
-"""Collection of whole episodes for recordings, evaluations and videos, without training."""

@@ -1,1 +1,0 @@
-"""Replay buffers of off-policy learning: transitions in memory, sampling, several sources, and recordings on disk."""
