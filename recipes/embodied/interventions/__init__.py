@@ -1,1 +1,1 @@
-"""People in the loop: devices and scripts that take over from the policy for some steps of an environment."""
+"""People in the loop: devices, a browser page and scripts that take over from the policy for some steps."""

@@ -1,1 +1,1 @@
-"""Policies that act in environments."""
+"""Policies that act in environments, small ones among them; those of published weights are in `vla`."""

@@ -1,1 +1,1 @@
-"""Vision-language-action policies from folders of published weights."""
+"""Policies from folders of published weights: pi0, pi0.5, SmolVLA, OpenVLA, and those of lerobot."""
