@@ -16,8 +16,8 @@ from recipes.embodied.interventions.intervention import SuccessJudge as SuccessJ
 from recipes.embodied.models.base_policy import ActionEval as ActionEval
 from recipes.embodied.models.base_policy import BasePolicy as BasePolicy
 from recipes.embodied.models.base_policy import PolicyOutput as PolicyOutput
-from recipes.embodied.models.policy_folder import save_policy as save_policy
 from recipes.embodied.models.feature_policy import FeaturePolicy as FeaturePolicy
+from recipes.embodied.models.policy_folder import save_policy as save_policy
 from recipes.embodied.robots.robot_errors import RobotStoppedError as RobotStoppedError
 from recipes.embodied.robots.robot_errors import RobotUnreachableError as RobotUnreachableError
 from rlinf_core import Recipe

@@ -267,9 +267,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         max_episode_steps=None,
         options=RobotEnvOptions,
     ),
-    "gymnasium": _BY_ID._replace(
-        target=f"{_SIMULATORS}.gymnasium_env:GymnasiumEnv", module="gymnasium", processes=0
-    ),
+    "gymnasium": _BY_ID._replace(target=f"{_SIMULATORS}.gymnasium_env:GymnasiumEnv", module="gymnasium", processes=0),
     "envpool": _BY_ID._replace(target=f"{_SIMULATORS}.envpool_env:EnvpoolEnv", module="envpool"),
     "gym_hil": _simulator("gym_hil", "GymHilEnv", "gym_hil/PandaPickCube-v0", GymHilOptions)._replace(
         install="gym-hil", control_hz=10.0

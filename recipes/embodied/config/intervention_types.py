@@ -174,9 +174,7 @@ class SourceType(NamedTuple):
 SOURCES: Final[Mapping[str, SourceType]] = {
     "scripted": SourceType(f"{_FOLDER}.registry:ScriptedSource", ScriptedOptions, person=False),
     "keyboard": SourceType(f"{_FOLDER}.keyboard:KeyboardSource", KeyboardOptions),
-    "gamepad": SourceType(
-        f"{_FOLDER}.event_device:GamepadSource", GamepadOptions, modules=("evdev",), install="evdev"
-    ),
+    "gamepad": SourceType(f"{_FOLDER}.event_device:GamepadSource", GamepadOptions, modules=("evdev",), install="evdev"),
     "spacemouse": SourceType(
         f"{_FOLDER}.event_device:SpaceMouseSource", SpaceMouseOptions, modules=("hid",), install="hidapi"
     ),

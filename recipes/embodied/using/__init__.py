@@ -1,1 +1,1 @@
-"""Trained policies in use: evaluated, played, exported, recorded, loaded; and whole episodes collected without training."""
+"""Trained policies in use: evaluated, played, exported, recorded, loaded; and episodes without training."""
