@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import ArmScene, CameraDriver, CameraError, CameraFrame, CameraSetup, CameraView
+from recipes.embodied.cameras.drivers import ArmScene, CameraDriver, CameraError, CameraFrame, CameraSetup, CameraView
 from recipes.embodied.config.camera_config import CAMERA_SOURCES, CameraOptions, RobotEnvOptions
 from rlinf_core import ConfigError, RobotUnit
 from rlinf_core.process.requirements import missing_modules
@@ -23,7 +23,7 @@ FIRST_FRAME_SECONDS: Final = 10.0
 _SOURCES: Registry[type[CameraDriver]] = Registry(
     "camera source",
     {name: source.target for name, source in CAMERA_SOURCES.items()},
-    bases=("recipes.embodied.cameras.camera:CameraDriver",),
+    bases=("recipes.embodied.cameras.drivers:CameraDriver",),
 )
 register_camera = _SOURCES.register
 

@@ -282,7 +282,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     ),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift", RobosuiteOptions),
     "gymnasium_robotics": _simulator(
-        "gymnasium_robotics",
+        "gymnasium_env",
         "GymnasiumRoboticsEnv",
         "FetchReachDense-v4",
         GymnasiumRoboticsOptions,

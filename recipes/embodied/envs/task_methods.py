@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import CameraView
+from recipes.embodied.cameras.drivers import CameraView
 from recipes.embodied.envs.checks import broken
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import Starts, State

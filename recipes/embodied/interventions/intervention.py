@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import CameraView
+from recipes.embodied.cameras.drivers import CameraView
 from recipes.training.arrays import Array
 from rlinf_core.errors import RuntimeFailure
 

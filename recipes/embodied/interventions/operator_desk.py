@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import AfterValidator, BaseModel, Field, StrictBool, ValidationError
 
-from recipes.embodied.cameras.camera import CameraView
+from recipes.embodied.cameras.drivers import CameraView
 from recipes.embodied.config.intervention_types import BrowserOptions
 from recipes.embodied.interventions.event_device import pad_axes
 from recipes.embodied.interventions.intervention import Axes, InterventionError, Verdict

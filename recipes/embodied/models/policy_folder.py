@@ -269,7 +269,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "cnn_policy": "recipes.embodied.models.feature_policy:CnnPolicy",
         "flow_policy": "recipes.embodied.models.flow_policy:FlowPolicy",
         "squashed_policy": "recipes.embodied.models.squashed_policy:SquashedPolicy",
-        "steered_policy": "recipes.embodied.models.steered_policy:SteeredPolicy",
+        "steered_policy": "recipes.embodied.models.squashed_policy:SteeredPolicy",
         "pi0": "recipes.embodied.models.vla.pi_policy:Pi0Policy",
         "pi05": "recipes.embodied.models.vla.pi_policy:Pi05Policy",
         "smolvla": "recipes.embodied.models.vla.smolvla:SmolVlaPolicy",

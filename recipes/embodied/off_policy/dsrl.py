@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from recipes.embodied.envs.env_spec import EnvSpec, Observation
     from recipes.embodied.models.base_policy import Inputs
     from recipes.embodied.models.critics import Critics
-    from recipes.embodied.models.steered_policy import SteeredPolicy
+    from recipes.embodied.models.squashed_policy import SteeredPolicy
     from recipes.training.updater import Figures
     from recipes.training.weights.training_state import TrainingState
     from rlinf_core import Loss
@@ -72,7 +72,7 @@ class Dsrl(Sac[DsrlSettings]):
         self, settings: DsrlSettings, policy: TrainingState, critics: Mapping[str, TrainingState], **named: Any
     ) -> None:
         from recipes.embodied.models.critics import Critics
-        from recipes.embodied.models.steered_policy import SteeredPolicy
+        from recipes.embodied.models.squashed_policy import SteeredPolicy
 
         trained(policy, SteeredPolicy)
         super().__init__(settings, policy, critics, **named)

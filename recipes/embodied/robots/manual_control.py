@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import ArmScene, CameraView
 from recipes.embodied.cameras.camera_set import CameraSet
+from recipes.embodied.cameras.drivers import ArmScene, CameraView
 from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.config.env_types import driver_of
 from recipes.embodied.interventions.intervention import EnvProgress, HandMotion

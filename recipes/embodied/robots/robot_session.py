@@ -22,8 +22,8 @@ from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 
-from recipes.embodied.cameras.camera import ArmScene, CameraError, CameraView
 from recipes.embodied.cameras.camera_set import CameraSet, CameraState
+from recipes.embodied.cameras.drivers import ArmScene, CameraError, CameraView
 from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.robots.controller_client import FrankaClient, holder_name
 from recipes.embodied.robots.franka_arm import (

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import ArmScene, CameraDriver, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.drivers import ArmScene, CameraDriver, CameraError, CameraFrame, CameraSetup
 from recipes.embodied.envs.franka.franka_mjcf import mjcf
 from recipes.embodied.robots.franka_arm import FLANGE, arm_points
 from recipes.training.arrays import Array

@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import CameraError, CameraView
 from recipes.embodied.cameras.camera_set import CameraSet
+from recipes.embodied.cameras.drivers import CameraError, CameraView
 from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition

@@ -132,7 +132,7 @@ TASKS = {
 # Run in the simulator's interpreter: the promises of an environment, on few steps, and the sizes of what is observed.
 CONTRACT = """
 import json, sys
-from recipes.embodied.envs.contract import check_env
+from recipes.embodied.envs.registry import check_env
 from recipes.embodied.envs.registry import make_env
 check_env(lambda settings: make_env(sys.argv[1], settings), task=sys.argv[2], options=json.loads(sys.argv[3]))
 assert sys.argv[1] == "envpool" or "torch" not in sys.modules

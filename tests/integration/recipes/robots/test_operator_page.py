@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.cameras.camera import CameraView
+from recipes.embodied.cameras.drivers import CameraView
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.registry import open_source

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
+from recipes.embodied.cameras.drivers import CameraDriver, CameraError, CameraFrame, CameraSetup
 
 SYSTEM_TIME, HARDWARE_CLOCK, GLOBAL_TIME = "system", "hardware", "global"
 

@@ -14,9 +14,16 @@ from PIL import Image
 
 from recipes.demonstrations.pictures import write_video
 from recipes.embodied.cameras import camera_set, drivers
-from recipes.embodied.cameras.camera import CameraError, CameraFrame, CameraSetup, taken_at
 from recipes.embodied.cameras.camera_set import CameraSet, fitted, middle
-from recipes.embodied.cameras.drivers import RealsenseCamera, RecordedCamera, V4l2Camera
+from recipes.embodied.cameras.drivers import (
+    CameraError,
+    CameraFrame,
+    CameraSetup,
+    RealsenseCamera,
+    RecordedCamera,
+    V4l2Camera,
+    taken_at,
+)
 from recipes.embodied.config.camera_config import CameraOptions, RobotEnvOptions
 from rlinf_core import ConfigError
 from rlinf_core.hardware.franka import Franka

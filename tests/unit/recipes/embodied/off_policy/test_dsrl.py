@@ -18,7 +18,7 @@ from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import make_model, save_policy
-from recipes.embodied.models.steered_policy import SteeredPolicy
+from recipes.embodied.models.squashed_policy import SteeredPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.dsrl import Dsrl, DsrlSettings
 from recipes.embodied.off_policy.sources import transition_steps

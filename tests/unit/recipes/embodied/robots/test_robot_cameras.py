@@ -19,7 +19,7 @@ from PIL import Image
 from recipes.demonstrations.demonstrations import joined
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
 from recipes.demonstrations.lerobot.writer import DatasetWriter
-from recipes.embodied.cameras.camera import CameraError
+from recipes.embodied.cameras.drivers import CameraError
 from recipes.embodied.config.intervention_types import PersonOptions
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.registry import make_env

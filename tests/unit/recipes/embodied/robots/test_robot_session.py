@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recipes.embodied.cameras.camera import ArmScene, CameraError, CameraSetup
+from recipes.embodied.cameras.drivers import ArmScene, CameraError, CameraSetup
 from recipes.embodied.config.camera_config import CameraOptions
 from recipes.embodied.envs.franka.pictures import SceneCamera
 from recipes.embodied.robots.controller.arm import SimulatedArm

@@ -33,11 +33,10 @@ from recipes.embodied.interventions.intervention import (
 from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.policy_folder import make_model
-from recipes.embodied.using import success_classifier
+from recipes.embodied.using import trained_policy
 from recipes.embodied.using.collector import CollectedEpisode, EpisodeCollector
 from recipes.embodied.using.recording import features_of, to_columns
-from recipes.embodied.using.success_classifier import ClassifierJudge
-from recipes.embodied.using.trained_policy import TrainedPolicy
+from recipes.embodied.using.trained_policy import ClassifierJudge, TrainedPolicy
 from rlinf_core import ConfigError
 from tests.known import known
 
@@ -102,7 +101,7 @@ def learned(folder: Path, env: VectorEnv, updates: int = 300) -> TrainedPolicy:
 
 
 def judge_of(env: VectorEnv, trained: TrainedPolicy, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SuccessJudge:
-    monkeypatch.setattr(success_classifier, "load_policy", lambda path: trained)
+    monkeypatch.setattr(trained_policy, "load_policy", lambda path: trained)
     return open_judge("classifier", env, {"path": "runs/classifier", **options})
 
 
@@ -313,6 +312,6 @@ def test_a_classifier_of_other_cameras_is_refused(tmp_path: Path, monkeypatch: p
 def test_a_policy_is_no_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EnvSpec(21, 8)
     acting = TrainedPolicy(make_model(EmbodiedModelConfig(hidden_dim=8), spec), spec)
-    monkeypatch.setattr(success_classifier, "load_policy", lambda path: acting)
+    monkeypatch.setattr(trained_policy, "load_policy", lambda path: acting)
     with pytest.raises(ConfigError, match="not a success classifier"):
         ClassifierJudge(arm(0), ClassifierOptions(path="runs/policy"))
