@@ -39,7 +39,7 @@ def take_part(rank: int, count: int, kind: str, precision: str, folder: Path) ->
     for name in ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers"):
         import_module(name)
     from recipes.embodied.envs.env_spec import EnvSettings
-    from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+    from recipes.embodied.envs.franka.franka_kin import FrankaVisionEnv
     from recipes.embodied.learning.policy_precision import computing
     from recipes.embodied.workers.actor_base import PolicyActor
     from recipes.training.weights.training_state import TrainingState

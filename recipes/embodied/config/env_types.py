@@ -248,7 +248,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         options=NoOptions,
     ),
     "franka_vision": EnvType(
-        f"{_FOLDER}.franka.franka_vision:FrankaVisionEnv",
+        f"{_FOLDER}.franka.franka_kin:FrankaVisionEnv",
         ("touch",),
         observes=("states", "images.main", "instructions"),
         options=FrankaVisionOptions,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.baselines.single_process_ppo import Outcome, arguments, run
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
-from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.envs.franka.franka_kin import FrankaVisionEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.learning.policy_precision import acting_types, computing
 from recipes.embodied.models.base_policy import BasePolicy, Inputs

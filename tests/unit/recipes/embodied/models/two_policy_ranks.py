@@ -17,7 +17,7 @@ import torch.distributed as dist
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.envs.franka.franka_kin import FrankaVisionEnv
 from recipes.embodied.workers.actor_base import PolicyActor
 from recipes.training.weights.training_state import TrainingState
 from rlinf_core import load_job

@@ -20,8 +20,7 @@ from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.config.intervention_types import ClassifierOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
-from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv, FrankaVisionEnv
 from recipes.embodied.interventions import registry as sources
 from recipes.embodied.interventions.intervention import (
     InterventionError,

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from recipes.embodied.envs.env_spec import EnvSettings, StepResult
 from recipes.embodied.envs.franka import franka_kin
-from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka.franka_vision import COLORS, POINT_HEIGHT, SEEN_HIGH, SEEN_LOW, FrankaVisionEnv
+from recipes.embodied.envs.franka.franka_kin import (
+    COLORS,
+    POINT_HEIGHT,
+    SEEN_HIGH,
+    SEEN_LOW,
+    FrankaKinEnv,
+    FrankaVisionEnv,
+)
 from recipes.embodied.robots import franka_arm
 from recipes.embodied.robots.franka_arm import (
     CONTROL_SECONDS,

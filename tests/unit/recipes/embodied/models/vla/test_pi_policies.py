@@ -17,7 +17,7 @@ from recipes.embodied.config import EmbodiedModelConfig, PolicyActorConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.embodied_memory import policy_sizes
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
-from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
+from recipes.embodied.envs.franka.franka_kin import FrankaVisionEnv
 from recipes.embodied.models.policy_folder import make_model, save_policy
 from recipes.embodied.models.vla.pi_network import GemmaSizes, Pi05Network, PiShape
 from recipes.embodied.models.vla.pi_policy import spelled_states
