@@ -1,16 +1,160 @@
-"""The accelerators of each vendor, their registry, and the detection of a machine's accelerators."""
+"""The accelerators of each vendor, their registry, and the machine on which they are detected."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Final, NamedTuple
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.accelerator import Accelerator, Device, Host, known, named
 from rlinf_core.suggest import did_you_mean, quoted
+
+# A driver reset can block the vendor's tool for minutes; after this time, device files are used instead.
+_LIMIT_S = 10.0
+
+
+def run_tool(command: Sequence[str]) -> str | None:
+    """Return the standard output of a vendor's tool, or None if it is missing, fails or takes longer than 10 s."""
+    try:
+        done = subprocess.run(
+            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+class Host:
+    """A machine, seen through its files and its vendors' tools; tests replace both."""
+
+    def __init__(self, root: Path = Path("/"), run: Callable[[Sequence[str]], str | None] = run_tool) -> None:
+        self._root = root
+        self.run = run
+
+    def exists(self, path: str) -> bool:
+        return self._at(path).exists()
+
+    def read(self, path: str) -> str | None:
+        """Return the stripped text of a file, or None if it cannot be read."""
+        try:
+            return self._at(path).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def resolve(self, path: str) -> str:
+        """Return the last part of a link's target: `0000:3a:00.0` for a device in sysfs."""
+        return self._at(path).resolve().name
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder in natural order; empty if it cannot be read."""
+        try:
+            names = [path.name for path in self._at(folder).iterdir()]
+        except OSError:
+            return []
+        return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", name)])
+
+    def numbered(self, folder: str, prefix: str) -> list[int]:
+        """Return N of every `prefixN` in a folder, ascending."""
+        pattern = re.compile(re.escape(prefix) + r"(\d+)\Z", re.ASCII)
+        return sorted(int(match[1]) for name in self.names(folder) if (match := pattern.match(name)))
+
+    def _at(self, path: str) -> Path:
+        return self._root / path.lstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator of a node.
+
+    Attributes:
+        index: its number in the vendor's order, as in the visibility variable.
+        model: its name in the vendor's spelling, or None if unknown without the vendor's tools.
+        uuid: a stable name, if the vendor has one; also valid in the visibility variable.
+        divided: whether it is a part of a device, which only `uuid` identifies.
+        marks: its names among all devices of the machine, in every process, for claims, with the names of its parts;
+            empty for its `uuid`, or without one its index.
+    """
+
+    index: int
+    model: str | None = None
+    uuid: str | None = None
+    divided: bool = False
+    marks: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """Its names among all devices of the machine, the same in every job and container."""
+        return self.marks or (self.uuid or str(self.index),)
+
+    @property
+    def visible_id(self) -> str:
+        """Its name in the visibility variable of a process."""
+        return self.uuid if self.divided and self.uuid else str(self.index)
+
+
+class Accelerator(ABC):
+    """A vendor's accelerators.
+
+    Attributes:
+        name: the vendor's name in messages, placements and the registry.
+        visibility_variable: the environment variable that lists the visible devices, or None.
+        torch_device: their device type in torch.
+        models: lower-case prefixes of model names unique to this vendor, for checking files offline.
+    """
+
+    name: ClassVar[str]
+    visibility_variable: ClassVar[str | None]
+    torch_device: ClassVar[str]
+    models: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        """Return the accelerators of `host` by ascending index; empty if there are none. Never raises for missing tools
+        or files.
+        """
+
+    def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
+        """Return the devices that a process with `environ` may use, in the order of its visibility variable.
+
+        An unset variable hides nothing, an empty one everything.
+        """
+        devices = self.devices(host)
+        listed = environ.get(self.visibility_variable) if self.visibility_variable else None
+        return devices if listed is None else self._listed(listed, devices, host)
+
+    def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+        """Return the devices that a visibility variable lists, as the vendor's runtime reads it.
+
+        By default the list ends at the first entry that names no device or repeats one.
+        """
+        chosen: list[Device] = []
+        for device in _known(map(str.strip, listed.split(",")), devices):
+            if device in chosen:
+                break
+            chosen.append(device)
+        return tuple(chosen)
+
+
+def _known(entries: Iterable[str], devices: Sequence[Device]) -> Iterator[Device]:
+    """Yield the devices of a list up to its first entry that names no device."""
+    for entry in entries:
+        if (device := _named(entry, devices)) is None:
+            return
+        yield device
+
+
+def _named(entry: str, devices: Sequence[Device]) -> Device | None:
+    """Return the device with an index, or with a unique prefix of its UUID; None if there is none."""
+    if entry.isascii() and entry.isdecimal():
+        return next((device for device in devices if device.index == int(entry)), None)
+    matches = [device for device in devices if entry and device.uuid and device.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
 _LIST = ("nvidia-smi", "-L")
@@ -23,7 +167,7 @@ _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 def _cuda_list(listed: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """Return the devices of a list as CUDA reads it: up to the first unknown entry; none if a device is repeated."""
     numbers = ((_NUMBER.match(entry), entry) for entry in listed.split(","))
-    chosen = tuple(known((number[1] if number else entry.strip() for number, entry in numbers), devices))
+    chosen = tuple(_known((number[1] if number else entry.strip() for number, entry in numbers), devices))
     return chosen if len(set(chosen)) == len(chosen) else ()
 
 
@@ -54,7 +198,7 @@ class Nvidia(Accelerator):
 def _instance(uuid: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
     """Return a MIG instance with the index and model of its GPU; empty if the tool does not list it."""
     known, gpu = _instances(host), devices[0].index if devices else 0
-    parent = named(str(gpu if known is None else known.get(uuid, "")), devices)
+    parent = _named(str(gpu if known is None else known.get(uuid, "")), devices)
     return () if parent is None else (Device(parent.index, parent.model, uuid, divided=True),)
 
 
@@ -161,7 +305,7 @@ class Amd(Accelerator):
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
         """See `Accelerator`. HIP ignores repeated devices, and rejects numbers with leading zeros."""
         entries = ("" if entry.startswith("0") and entry != "0" else entry for entry in listed.split(","))
-        return tuple(dict.fromkeys(known(entries, devices)))
+        return tuple(dict.fromkeys(_known(entries, devices)))
 
 
 def _numbered(host: Host, prefix: str) -> tuple[Device, ...]:
@@ -207,7 +351,6 @@ class Musa(Accelerator):
 
 
 _DRM = "/sys/class/drm"
-_VENDOR = "0x8086"
 
 
 class Intel(Accelerator):
@@ -222,17 +365,13 @@ class Intel(Accelerator):
     models = ("intel", "data center gpu", "max 1", "flex", "arc")
 
     def devices(self, host: Host) -> tuple[Device, ...]:
-        cards = [
-            f"{_DRM}/renderD{minor}/device"
-            for minor in host.numbered(_DRM, "renderD")
-            if host.exists(f"/dev/dri/renderD{minor}")
-        ]
-        discrete = [card for card in cards if host.read(f"{card}/vendor") == _VENDOR and not _is_built_in(host, card)]
-        return tuple(Device(index, marks=(card.split("/")[-2],)) for index, card in enumerate(discrete))
-
-
-def _is_built_in(host: Host, card: str) -> bool:
-    return host.resolve(card).startswith("0000:00:")
+        devices: list[Device] = []
+        for name in (f"renderD{minor}" for minor in host.numbered(_DRM, "renderD")):
+            card = f"{_DRM}/{name}/device"
+            vendor = host.read(f"{card}/vendor") if host.exists(f"/dev/dri/{name}") else None
+            if vendor == "0x8086" and not host.resolve(card).startswith("0000:00:"):
+                devices.append(Device(len(devices), marks=(name,)))
+        return tuple(devices)
 
 
 class NoAccelerator(Accelerator):
@@ -294,10 +433,8 @@ def get_accelerator(name: str) -> Accelerator:
 def accelerator_of_model(model: str | None) -> Accelerator:
     """Return the vendor of an accelerator model by its name; NVIDIA for an unknown name."""
     name = (model or "").casefold()
-    for accelerator in _ACCELERATORS.values():
-        if name.startswith(accelerator.models):
-            return accelerator
-    return _ACCELERATORS[Nvidia.name]
+    vendors = (accelerator for accelerator in _ACCELERATORS.values() if name.startswith(accelerator.models))
+    return next(vendors, _ACCELERATORS[Nvidia.name])
 
 
 def find_accelerators(host: Host | None = None, environ: Mapping[str, str] | None = None) -> Found:

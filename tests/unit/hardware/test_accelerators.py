@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.accelerator import Accelerator, Device, Host, run_tool
 from rlinf_core.hardware.accelerators import (
+    Accelerator,
     Amd,
     Ascend,
+    Device,
+    Host,
     Intel,
     Musa,
     Nvidia,
@@ -21,6 +23,7 @@ from rlinf_core.hardware.accelerators import (
     find_accelerators,
     get_accelerator,
     register_accelerator,
+    run_tool,
 )
 
 THREE_GPUS = """\
@@ -355,12 +358,10 @@ def test_a_vendor_can_be_added_once(monkeypatch: pytest.MonkeyPatch, machine: Ca
 
 
 def test_a_tool_that_fails_hangs_or_is_missing_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlinf_core.hardware import accelerator
-
     assert run_tool([sys.executable, "-c", "print('here')"]) == "here\n"
     assert run_tool([sys.executable, "-c", "raise SystemExit(3)"]) is None
     assert run_tool(["rlinf-test-no-such-tool"]) is None
-    monkeypatch.setattr(accelerator, "TOOL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("rlinf_core.hardware.accelerators._LIMIT_S", 0.05)
     assert run_tool([sys.executable, "-c", "import time; time.sleep(30)"]) is None
 
 

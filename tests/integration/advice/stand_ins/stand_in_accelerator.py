@@ -6,7 +6,7 @@ import os
 
 from stand_in_devices import VISIBLE
 
-from rlinf_core.hardware.accelerator import Accelerator, Device, Host
+from rlinf_core.hardware.accelerators import Accelerator, Device, Host
 
 
 class StandAccelerator(Accelerator):
