@@ -19,8 +19,7 @@ from recipes.demonstrations.lerobot.set_info import (
     DatasetInfo,
 )
 from recipes.training.parquet_claims import take_parquet
-from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
-from rlinf_core.foreign.files import open_regular, read_bounded
+from rlinf_core.foreign.files import VALUE_BYTES, Budget, OverBudgetError, open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, wide_encoding
 
 WHOLE: Final = "copy the complete data set again"
@@ -207,7 +206,9 @@ def read_schema(file: Path) -> Any:
     return _arrow(file, lambda parquet: parquet.read_schema(str(file)))
 
 
-def read_parquet(file: Path, columns: list[str] | None = None, budget: Budget | None = None, value: int = VALUE) -> Any:
+def read_parquet(
+    file: Path, columns: list[str] | None = None, budget: Budget | None = None, value: int = VALUE_BYTES
+) -> Any:
     """Return a Parquet file, or some of its columns, as an Arrow table.
 
     Args:
