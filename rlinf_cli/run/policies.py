@@ -23,7 +23,7 @@ from rlinf_core.job.recipe import Recipe
 from rlinf_core.runners.opened_run import note_step
 from rlinf_core.runners.storage.checkpoint import load_manifest, sound_checkpoint
 from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
-from rlinf_core.runners.storage.evidence import read_quarantine
+from rlinf_core.runners.storage.run_events import read_quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder, unused_path
 from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.suggest import did_you_mean, quoted

@@ -30,8 +30,7 @@ from rlinf_core.foreign.files import open_regular, write_fault
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners.step_clock import NO_STEP, SURE_AFTER
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.evidence import bundle_folders
-from rlinf_core.runners.storage.run_events import FILE as EVENTS
+from rlinf_core.runners.storage.run_events import EVENTS, bundle_folders
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.suggest import clipped

@@ -42,17 +42,18 @@ from rlinf_core.runners.metrics import EVALUATION_TIME, metrics_in, read_profile
 from rlinf_core.runners.step_clock import FIRST_LOOK, NO_STEP, SLOW, STEPS
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import GLANCE
-from rlinf_core.runners.storage.evidence import (
+from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.run_events import (
+    EVIDENCE,
     FAILURE,
-    FOLDER,
     Bundle,
     FailedProcess,
     QuarantinedItem,
+    RunEvent,
     read_bundles,
     read_quarantine,
+    story_with_faults,
 )
-from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
-from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -322,7 +323,7 @@ def incidents(facts: RunFacts) -> list[Incident]:
     # whatever the clock was set to.
     resumed = max((place for place, event in enumerate(facts.story) if event.kind == run_events.RESUMED), default=-1)
     since = facts.story[resumed].time if resumed >= 0 else 0.0
-    bundles = {f"{FOLDER}/{bundle.path.name}": bundle for bundle in facts.bundles}
+    bundles = {f"{EVIDENCE}/{bundle.path.name}": bundle for bundle in facts.bundles}
     ordered: list[Incident] = []
     for place, event in enumerate(facts.story):
         if event.kind in _KINDS:
@@ -374,7 +375,7 @@ def _standstill(facts: RunFacts) -> Incident | None:
 def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:
     named = (line.removeprefix(_EVIDENCE) for line in event.details if line.startswith(_EVIDENCE))
     bundle = next((bundles[name] for name in named if name in bundles), None)
-    source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
+    source = run_events.EVENTS if bundle is None else f"{EVIDENCE}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
     # The evidence is exact: an event comes after all processes have ended, and a restart's has its checkpoint's step.
     at, step = (event.time, event.step) if bundle is None else (bundle.content.time, bundle.content.step)
@@ -393,7 +394,7 @@ def _nodes_after(event: RunEvent, facts: RunFacts) -> tuple[str, ...]:
 
 def _of_bundle(bundle: Bundle) -> Incident:
     content = bundle.content
-    source = f"{FOLDER}/{bundle.path.name}/{FAILURE}"
+    source = f"{EVIDENCE}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
     return Incident(run_events.FAILED, content.what, source, content.time, content.step, process, others, (), bundle)
 

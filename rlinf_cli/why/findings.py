@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_cli.why.facts import REACHED, Incident
-from rlinf_core.runners.storage.evidence import FailedProcess
+from rlinf_core.runners.storage.run_events import FailedProcess
 
 _TABLE: Final = Path(__file__).with_name("causes.toml")
 

@@ -16,8 +16,8 @@ from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.findings import FindingKind, RunFinding, causes
 from rlinf_core.runners.metrics import mean
 from rlinf_core.runners.storage import run_events
-from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck
+from rlinf_core.runners.storage.run_events import QUARANTINE
 
 _STEPS: Final = 5
 _MANY_STEPS: Final = 10

@@ -26,13 +26,13 @@ from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.process.proc import MARK, processes_of, tail
 from rlinf_core.runners.recovery import Failure, failures_of, position, reason_of
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.evidence import (
+from rlinf_core.runners.storage.run_events import (
+    EVIDENCE,
+    EVIDENCE_SCHEMA,
     FAILURE,
-    FOLDER,
+    MOST_BUNDLE_BYTES,
     MOST_BUNDLES,
-    MOST_BYTES,
     MOST_FILE_BYTES,
-    SCHEMA,
     EvidenceFile,
     FailedProcess,
     bundle_folders,
@@ -92,7 +92,7 @@ def keep_evidence(
 
 def evidence_line(folder: Path | None) -> list[str]:
     """Return the line of an event's details that names a folder of evidence; empty without a folder."""
-    return [] if folder is None else [f"evidence: {FOLDER}/{folder.name}"]
+    return [] if folder is None else [f"evidence: {EVIDENCE}/{folder.name}"]
 
 
 def failed_processes(error: BaseException, components: Mapping[str, str]) -> list[FailedProcess]:
@@ -136,12 +136,12 @@ def _write(run: Path, error: BaseException, step: int, components: Mapping[str, 
         snapshot = None
         missing.append(f"waits, stacks: {failure.message}")
     scene = FailureScene(run, failed_processes(error, components), snapshot)
-    make_folder(run / FOLDER)
-    name = _free_name(run / FOLDER)
-    aside = run / FOLDER / f".{name}.{os.getpid()}.part"
+    make_folder(run / EVIDENCE)
+    name = _free_name(run / EVIDENCE)
+    aside = run / EVIDENCE / f".{name}.{os.getpid()}.part"
     aside.mkdir(mode=0o700)
     try:
-        left = MOST_BYTES - MOST_FILE_BYTES
+        left = MOST_BUNDLE_BYTES - MOST_FILE_BYTES
         for file, text in _collected(scene, missing):
             content = text.encode("utf-8", "backslashreplace")[-MOST_FILE_BYTES:]
             if len(content) > left:
@@ -153,7 +153,7 @@ def _write(run: Path, error: BaseException, step: int, components: Mapping[str, 
             path.write_bytes(content)
         evidence = EvidenceFile.model_validate(
             {
-                "schema": SCHEMA,
+                "schema": EVIDENCE_SCHEMA,
                 "time": time.time(),
                 "step": step,
                 "what": _masked(reason_of(error)),
@@ -163,13 +163,13 @@ def _write(run: Path, error: BaseException, step: int, components: Mapping[str, 
         )
         (aside / FAILURE).write_text(evidence.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
         durable.sync_tree(aside)
-        durable.rename(aside, run / FOLDER / name)
+        durable.rename(aside, run / EVIDENCE / name)
     except BaseException:
         durable.remove_tree(aside)
         raise
     for surplus in _surplus(bundle_folders(run)):
         durable.remove_tree(surplus)
-    return run / FOLDER / name
+    return run / EVIDENCE / name
 
 
 def _collected(scene: FailureScene, missing: list[str]) -> Iterator[tuple[str, str]]:

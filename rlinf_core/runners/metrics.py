@@ -26,7 +26,7 @@ from pydantic import Field
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import NO_ROOM, FileModel, Moment, Step, open_below, read_model, write_fault
 from rlinf_core.runners.storage import durable
-from rlinf_core.runners.storage.run_events import RecordFile, parse_model
+from rlinf_core.runners.storage.durable import RecordFile, parse_model
 from rlinf_core.suggest import encodable, excerpt
 from rlinf_core.worker.timer import CallRecord, call_records, size_of
 

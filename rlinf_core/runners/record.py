@@ -27,7 +27,7 @@ from rlinf_core.runners.metrics import MetricsWriter, read_metrics, write_profil
 from rlinf_core.runners.recovery import Restarts, Suspects
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
-from rlinf_core.runners.storage.evidence import quarantine
+from rlinf_core.runners.storage.run_events import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 from rlinf_core.waiting import Deadline

@@ -115,7 +115,7 @@ class StartedRun:
         run = self.run
         if run is None:
             return 0
-        files = (run.metrics_file, run.path / run_events.FILE)
+        files = (run.metrics_file, run.path / run_events.EVENTS)
         written = sum(path.stat().st_size for path in files if path.exists())
         if written != self._written:
             self._written = written

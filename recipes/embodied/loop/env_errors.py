@@ -32,7 +32,7 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths
 from rlinf_core.runners.run_program import Dead
 from rlinf_core.runners.storage import run_events
-from rlinf_core.runners.storage.evidence import QuarantinedItem
+from rlinf_core.runners.storage.run_events import QuarantinedItem
 from rlinf_core.worker.handle import wait_together
 
 OnEnvError: TypeAlias = Literal["stop", "count"]

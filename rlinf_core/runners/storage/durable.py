@@ -1,4 +1,6 @@
-"""File system changes that are atomic even if the process or the machine dies at any moment."""
+"""File system changes that are atomic even if the process or the machine dies at any moment; and files of records, one
+per line, which one process extends while others read.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,32 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from rlinf_core.foreign.files import NO_ROOM, create_aside, open_below
+from pydantic import ValidationError
+
+from rlinf_core.foreign.files import (
+    NO_ROOM,
+    BadFileError,
+    FileModel,
+    create_aside,
+    first_fault,
+    open_below,
+    open_log,
+    open_regular,
+)
+
+T = TypeVar("T")
+M = TypeVar("M", bound=FileModel)
 
 # The errors of file systems without locks.
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+# The longest line: rlinf writes no longer ones. A longer line is read in pieces, which are no valid JSON.
+_LONGEST_LINE: Final = 16 << 20
+_MIB: Final = 1 << 20
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
@@ -91,6 +110,100 @@ def append_whole(descriptor: int, content: bytes) -> None:
         with suppress(OSError):
             os.ftruncate(descriptor, size)
         raise
+
+
+class RecordFile(Generic[T]):
+    """A file of records. Reading skips a torn last line.
+
+    Args:
+        path: the file, which need not exist.
+        parse: makes a record from a line; raises ValueError with a description if the line is invalid.
+        most: the largest size that is read, in bytes; None for no limit.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[bytes], T], most: int | None = None) -> None:
+        self.path = path
+        self._parse = parse
+        self._most = most
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the records, without invalid lines.
+
+        Raises:
+            OSError: the file exists but cannot be read, or is larger than `most`.
+        """
+        return (record for _, _, record in self.placed())
+
+    def placed(self) -> Iterator[tuple[int, int, T]]:
+        """Yield each record with the offsets in bytes of the beginning and end of its line; raise as iteration does."""
+        stop = 0
+        for raw in self._lines():
+            start, stop = stop, stop + len(raw)
+            try:
+                record = self._parse(raw)
+            except ValueError:
+                continue
+            yield start, stop, record
+
+    def with_faults(self, most: int | None = None) -> tuple[list[T], list[str]]:
+        """Return the records, and descriptions of at most `most` invalid lines; raise as iteration does."""
+        records: list[T] = []
+        faults: list[str] = []
+        for number, raw in enumerate(self._lines(), start=1):
+            try:
+                records.append(self._parse(raw))
+            except ValueError as error:
+                if most is None or len(faults) < most:
+                    faults.append(f"line {number} of {self.path.name} was skipped: {error}")
+        return records, faults
+
+    def last(self, size: int) -> Iterator[T]:
+        """Yield the records in the last `size` bytes, without invalid lines; raise as iteration does."""
+        for raw in self._lines(size):
+            with suppress(ValueError):
+                yield self._parse(raw)
+
+    def append(self, line: str) -> None:
+        """Append a line as a whole or not at all. The file must have no other writer.
+
+        Raises:
+            OSError: the line cannot be written.
+        """
+        descriptor = open_log(self.path.parent, self.path.name)
+        try:
+            append_whole(descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(descriptor)
+
+    def _lines(self, size: int | None = None) -> Iterator[bytes]:
+        """Yield the lines except a torn last one; with `size`, only the whole lines in the last `size` bytes."""
+        try:
+            file = open_regular(self.path)
+        except FileNotFoundError:
+            return
+        with file:
+            whole = os.fstat(file.fileno()).st_size
+            if self._most is not None and whole > self._most:
+                raise BadFileError(self.path, f"is larger than {self._most // _MIB} MiB")
+            if size is not None and whole > size:
+                file.seek(whole - size)
+                file.readline(_LONGEST_LINE)
+            while raw := file.readline(_LONGEST_LINE):
+                if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
+                    return
+                yield raw
+
+
+def parse_model(raw: bytes, model: type[M]) -> M:
+    """Return the record in a line, as an instance of `model`.
+
+    Raises:
+        ValueError: the line is no such record; the message names the field and its value.
+    """
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
 
 
 @contextmanager

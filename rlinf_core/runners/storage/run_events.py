@@ -1,139 +1,35 @@
-"""Files of records, one JSON object per line, written by one process while others read; and the events of a run."""
+"""Files about the course of a run: `events.jsonl`, `evidence/` and `quarantine/` of its folder.
+
+events.jsonl              its start, checkpoints, restarts and end, one JSON object per line; see `RunEvent`: a stable,
+                          machine-readable form of the driver's log
+evidence/20261126-013742/   the data about a failure, collected while its processes still lived
+  failure.json              the failures, with the whole error of each process; see `EvidenceFile`
+  waits.json, stacks.txt    the waits of processes, and their stacks
+  memory.json               the memory of processes, control group and /dev/shm
+  logs/, ray/, kernel.txt   ends of logs, and the kernel's lines about the job's processes
+  versions.json, config.yaml, in_flight.json
+quarantine/task-17.json     an item that is no longer processed; see `QuarantinedItem`
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field
 
-from rlinf_core.foreign.files import (
-    MOST_BYTES,
-    BadFileError,
-    FileModel,
-    Moment,
-    Step,
-    first_fault,
-    open_log,
-    open_regular,
-)
-from rlinf_core.runners.storage.durable import append_whole
+from rlinf_core.foreign.files import MOST_BYTES, FileModel, Moment, Name, Step, make_folder, read_model
+from rlinf_core.process.known_secrets import hidden
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.durable import RecordFile, parse_model
 from rlinf_core.suggest import encodable
 
-T = TypeVar("T")
-M = TypeVar("M", bound=FileModel)
-# The longest line: rlinf writes no longer ones. A longer line is read in pieces, which are no valid JSON.
-_LONGEST_LINE: Final = 16 << 20
-_MIB: Final = 1 << 20
-
-
-class RecordFile(Generic[T]):
-    """A file of records. Reading skips a torn last line.
-
-    Args:
-        path: the file, which need not exist.
-        parse: makes a record from a line; raises ValueError with a description if the line is invalid.
-        most: the largest size that is read, in bytes; None for no limit.
-    """
-
-    def __init__(self, path: Path, parse: Callable[[bytes], T], most: int | None = None) -> None:
-        self.path = path
-        self._parse = parse
-        self._most = most
-
-    def __iter__(self) -> Iterator[T]:
-        """Yield the records, without invalid lines.
-
-        Raises:
-            OSError: the file exists but cannot be read, or is larger than `most`.
-        """
-        return (record for _, _, record in self.placed())
-
-    def placed(self) -> Iterator[tuple[int, int, T]]:
-        """Yield each record with the offsets in bytes of the beginning and end of its line; raise as iteration does."""
-        stop = 0
-        for raw in self._lines():
-            start, stop = stop, stop + len(raw)
-            try:
-                record = self._parse(raw)
-            except ValueError:
-                continue
-            yield start, stop, record
-
-    def with_faults(self, most: int | None = None) -> tuple[list[T], list[str]]:
-        """Return the records, and descriptions of at most `most` invalid lines; raise as iteration does."""
-        records: list[T] = []
-        faults: list[str] = []
-        for number, raw in enumerate(self._lines(), start=1):
-            try:
-                records.append(self._parse(raw))
-            except ValueError as error:
-                if most is None or len(faults) < most:
-                    faults.append(f"line {number} of {self.path.name} was skipped: {error}")
-        return records, faults
-
-    def last(self, size: int) -> Iterator[T]:
-        """Yield the records in the last `size` bytes, without invalid lines; raise as iteration does."""
-        for raw in self._lines(size):
-            with suppress(ValueError):
-                yield self._parse(raw)
-
-    def append(self, line: str) -> None:
-        """Append a line as a whole or not at all. The file must have no other writer.
-
-        Raises:
-            OSError: the line cannot be written.
-        """
-        descriptor = open_log(self.path.parent, self.path.name)
-        try:
-            append_whole(descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
-        finally:
-            os.close(descriptor)
-
-    def _lines(self, size: int | None = None) -> Iterator[bytes]:
-        """Yield the lines except a torn last one; with `size`, only the whole lines in the last `size` bytes."""
-        try:
-            file = open_regular(self.path)
-        except FileNotFoundError:
-            return
-        with file:
-            whole = os.fstat(file.fileno()).st_size
-            if self._most is not None and whole > self._most:
-                raise BadFileError(self.path, f"is larger than {self._most // _MIB} MiB")
-            if size is not None and whole > size:
-                file.seek(whole - size)
-                file.readline(_LONGEST_LINE)
-            while raw := file.readline(_LONGEST_LINE):
-                if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
-                    return
-                yield raw
-
-
-def parse_model(raw: bytes, model: type[M]) -> M:
-    """Return the record in a line, as an instance of `model`.
-
-    Raises:
-        ValueError: the line is no such record; the message names the field and its value.
-    """
-    try:
-        return model.model_validate_json(raw)
-    except ValidationError as error:
-        raise ValueError(first_fault(error)) from None
-
-
-# The events of a run: start, checkpoints, restarts and end, one JSON object per line in `events.jsonl`.
-#
-#     {"time": 1773482102.5, "kind": "restarted", "step": 20, "text": "`env:1` died in `interact`", "details": []}
-#
-# They are a stable, machine-readable form of the driver's log.
-
-
-FILE: Final = "events.jsonl"
+EVENTS: Final = "events.jsonl"
 
 STARTED: Final = "started"
 RESUMED: Final = "resumed"
@@ -151,7 +47,7 @@ INCOMPLETE: Final = "incomplete"
 FINISHED: Final = "finished"
 INTERRUPTED: Final = "interrupted"
 FAILED: Final = "failed"
-# The beginning of a line of details that names a folder of evidence.
+# The folder of evidence, and the beginning of a line of details that names a folder in it.
 EVIDENCE: Final = "evidence"
 
 
@@ -189,8 +85,179 @@ def story_with_faults(folder: Path) -> tuple[list[RunEvent], list[str]]:
     try:
         return _events_in(folder).with_faults()
     except OSError as error:
-        return [], [f"{FILE} cannot be read: it {error.strerror}"]
+        return [], [f"{EVENTS} cannot be read: it {error.strerror}"]
 
 
 def _events_in(folder: Path) -> RecordFile[RunEvent]:
-    return RecordFile(folder / FILE, lambda raw: parse_model(raw, RunEvent), MOST_BYTES)
+    return RecordFile(folder / EVENTS, lambda raw: parse_model(raw, RunEvent), MOST_BYTES)
+
+
+FAILURE: Final = "failure.json"
+EVIDENCE_SCHEMA: Final = "rlinf.evidence/1"
+# The most bundles: the first and the newest ones are kept.
+MOST_BUNDLES: Final = 8
+# The most bytes of a bundle, and of a file in it.
+MOST_BUNDLE_BYTES: Final = 20 << 20
+MOST_FILE_BYTES: Final = 1 << 20
+_MOST_READ: Final = 64
+QUARANTINE: Final = "quarantine"
+_MOST_ITEM_BYTES: Final = 1 << 20
+_MOST_ITEMS: Final = 1000
+
+Text = Annotated[str, Field(max_length=1 << 20)]
+
+
+class FailedProcess(FileModel):
+    """A process that failed.
+
+    Attributes:
+        name: `EnvGroup:0`, or `the driver`.
+        component, rank: the component and rank of a worker.
+        method: the called method; null for the driver.
+        place: a description of where it ran.
+        type: the type of its error, for example `ValueError`.
+        bases: the names of that type and of its base classes.
+        code: the code of an rlinf error that has one; see `RLinfError`.
+        text, traceback: the whole error.
+        why, help: the cause and the remedy in an rlinf error.
+        position: `FILE:LINE in FUNCTION` of the frame that raised it, of user code if possible.
+        consequence: whether another failure caused it.
+        died: whether the process itself ended.
+        signal: the signal that ended it, for example `SIGKILL`; null if none did, or it is unknown.
+        exit_code: its exit code; null likewise.
+        out_of_memory: a text about a kill for lack of memory in this process or its control group, or null.
+    """
+
+    name: Name
+    component: Name | None = None
+    rank: Annotated[int, Field(ge=0)] | None = None
+    method: Name | None = None
+    place: Text | None = None
+    type: Name = ""
+    bases: list[Name] = Field(default_factory=list[Name])
+    code: Name = ""
+    text: Text = ""
+    traceback: Text = ""
+    why: Text = ""
+    help: Text = ""
+    position: Text = ""
+    consequence: bool = False
+    died: bool = False
+    signal: Annotated[str, Field(max_length=32)] | None = None
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    out_of_memory: Text | None = None
+
+
+class EvidenceFile(FileModel):
+    """The content of `failure.json`.
+
+    Attributes:
+        time: the time when it was written, in seconds since 1970.
+        step: the last finished step.
+        what: the first failure in one line.
+        failures: the failures, root causes first.
+        missing: the parts that could not be collected, each with the reason.
+    """
+
+    schema_: Annotated[Literal["rlinf.evidence/1"], Field(alias="schema")]
+    time: Moment
+    step: Step = 0
+    what: Text = ""
+    failures: list[FailedProcess] = Field(default_factory=list[FailedProcess])
+    missing: list[Text] = Field(default_factory=list[Text])
+
+
+class Bundle(NamedTuple):
+    """A folder of evidence, with the content of its `failure.json`."""
+
+    path: Path
+    content: EvidenceFile
+
+    @property
+    def first(self) -> FailedProcess | None:
+        """The first failure."""
+        return self.content.failures[0] if self.content.failures else None
+
+
+def read_bundles(run_folder: Path) -> tuple[list[Bundle], list[str]]:
+    """Return the evidence of a run, oldest first, and the errors of bundles that cannot be read."""
+    bundles: list[Bundle] = []
+    faults: list[str] = []
+    for path in bundle_folders(run_folder)[:_MOST_READ]:
+        try:
+            bundles.append(Bundle(path, read_model(path / FAILURE, EvidenceFile, MOST_BUNDLE_BYTES)))
+        except OSError as error:
+            faults.append(f"{EVIDENCE}/{path.name}/{FAILURE} is skipped: it {error.strerror}")
+    bundles.sort(key=lambda bundle: (bundle.content.time, bundle.path.name))
+    return bundles, faults
+
+
+def bundle_folders(run_folder: Path) -> list[Path]:
+    """Return a run's folders of evidence in the order of their names, that is, of time; no links or partial ones."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(run_folder / EVIDENCE) if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    return [run_folder / EVIDENCE / name for name in names if not name.startswith(".")]
+
+
+class QuarantinedItem(FileModel):
+    """A quarantined item.
+
+    Attributes:
+        kind: the kind of the item, for example `task`.
+        item: the name of the item, for example the number of its row in the data.
+        step: the step for which it was processed; 0 for an evaluation.
+        time: the time when it was quarantined, in seconds since 1970.
+        deaths: descriptions of the deaths of processes with the item, one line each.
+        replay: the data with which `rlinf why --replay` repeats it; empty if it cannot be repeated alone.
+    """
+
+    schema_: Annotated[Literal["rlinf.quarantine/1"], Field(alias="schema")]
+    kind: Name
+    item: Name
+    step: Step = 0
+    time: Moment
+    deaths: list[Annotated[str, Field(max_length=1 << 16)]] = Field(default_factory=list[str])
+    replay: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+def quarantine(
+    run_folder: Path, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
+) -> Path:
+    """Write the file of a quarantined item; return its path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = QuarantinedItem.model_validate(
+        {
+            "schema": "rlinf.quarantine/1",
+            "kind": kind,
+            "item": item,
+            "step": step,
+            "time": time.time(),
+            "deaths": [hidden(death)[: 1 << 16] for death in deaths],
+            "replay": dict(replay or {}),
+        }
+    )
+    make_folder(run_folder / QUARANTINE)
+    path = run_folder / QUARANTINE / f"{kind}-{item}.json"
+    durable.write_whole(path, content.model_dump_json(by_alias=True, indent=1) + "\n")
+    return path
+
+
+def read_quarantine(run_folder: Path) -> dict[str, QuarantinedItem]:
+    """Return the items that a run has quarantined, by the name of their file; unreadable files are left out."""
+    items: dict[str, QuarantinedItem] = {}
+    try:
+        with os.scandir(run_folder / QUARANTINE) as entries:
+            names = sorted(entry.name for entry in islice(entries, _MOST_ITEMS) if entry.name.endswith(".json"))
+    except OSError:
+        return items
+    for name in names:
+        try:
+            items[name] = read_model(run_folder / QUARANTINE / name, QuarantinedItem, _MOST_ITEM_BYTES)
+        except OSError:
+            continue
+    return items

@@ -12,7 +12,7 @@
       profiles/       with `runner.profiler`
       curve.png, curve.svg
       events.jsonl    its start, checkpoints, restarts and end, one JSON object per line
-      evidence/       the evidence of failures and restarts, see `rlinf_core.runners.storage.evidence`
+      evidence/       the evidence of failures and restarts, see `rlinf_core.runners.storage.run_events`
       origins.json, placement.json, report.html
 
 It imports no heavy package, since commands use it, too.
@@ -44,8 +44,8 @@ from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, config_hash
 from rlinf_core.runners.storage.checkpoint_store import KEEP_ALL, CheckpointStore
+from rlinf_core.runners.storage.durable import RecordFile, parse_model
 from rlinf_core.runners.storage.resuming import config_id, find_source, run_to_resume, values_of
-from rlinf_core.runners.storage.run_events import RecordFile, parse_model
 from rlinf_core.runners.storage.run_state import STATE, Attempt, RunState, mark, read_state, runs_in, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
 

@@ -87,7 +87,7 @@ def test_skipped_lines_are_named(tmp_path: Path) -> None:
     folder = small_run(tmp_path)
     with folder.metrics_file.open("a") as file:
         file.write('{"step": "4"}\n{"step": 4, "ti')
-    with (folder.path / run_events.FILE).open("a") as file:
+    with (folder.path / run_events.EVENTS).open("a") as file:
         file.write("[]\n")
     run = load_run(folder.path)
     assert [record["step"] for record in run.metrics] == [1, 2, 3]

@@ -38,7 +38,7 @@ from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import NodesReturned
 from rlinf_core.runners.run_program import death, run_job, with_recovery
 from rlinf_core.runners.storage.checkpoint import Manifest
-from rlinf_core.runners.storage.evidence import read_bundles
+from rlinf_core.runners.storage.run_events import read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 from rlinf_core.topology import ClusterTopology, NodeInfo

@@ -22,7 +22,7 @@ from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Restart, Restarts, SnapshotSchedule, Suspects, all_deaths, reason_of
 from rlinf_core.runners.run_program import Dead, Relaunching
-from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, MOST_BUNDLES, bundle_folders, read_bundles
+from rlinf_core.runners.storage.run_events import EVIDENCE, FAILURE, MOST_BUNDLES, bundle_folders, read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 
@@ -313,7 +313,7 @@ def test_errors_of_all_processes_are_kept_whole(tmp_path: Path) -> None:
     assert first.place == "node 0 (127.0.0.1), pid 4711"
     assert "WorkerDiedError" in first.traceback
     assert (second.consequence, second.died, second.bases[0]) == (True, False, "ChannelClosed")
-    assert evidence_line(folder) == [f"evidence: {FOLDER}/{bundle.path.name}"]
+    assert evidence_line(folder) == [f"evidence: {EVIDENCE}/{bundle.path.name}"]
     assert (bundle.path / "versions.json").is_file()
 
 
@@ -366,7 +366,7 @@ def test_bundle_is_bounded_and_names_what_it_lacks(tmp_path: Path, monkeypatch: 
 
 
 def test_folder_that_cannot_be_written_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / FOLDER).write_text("a file")
+    (tmp_path / EVIDENCE).write_text("a file")
     assert keep_evidence(tmp_path, death(), 1) is None
     assert "no evidence of the failure was kept" in caplog.text
 
@@ -375,7 +375,7 @@ def test_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     run.mkdir()
     elsewhere.mkdir()
-    (run / FOLDER).symlink_to(elsewhere)
+    (run / EVIDENCE).symlink_to(elsewhere)
     assert keep_evidence(run, death(), 1) is None
     assert not list(elsewhere.iterdir())
 
@@ -386,4 +386,4 @@ def test_partial_bundle_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(evidence.durable, "rename", full)
     assert keep_evidence(tmp_path, death(), 1) is None
-    assert list((tmp_path / FOLDER).iterdir()) == []
+    assert list((tmp_path / EVIDENCE).iterdir()) == []

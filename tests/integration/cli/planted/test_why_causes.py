@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_core.node.process_life import identity_here, send
 from rlinf_core.runners.step_clock import NO_STEP
-from rlinf_core.runners.storage.evidence import FOLDER, MOST_BYTES
+from rlinf_core.runners.storage.run_events import EVIDENCE, MOST_BUNDLE_BYTES
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.chaos.disturbed_run import flip_bit
 from tests.chaos.fault_table import Target
@@ -56,7 +56,7 @@ def causes() -> list[tuple[str, str]]:
 def evidence_sizes() -> list[int]:
     """The bytes of each bundle of evidence of the last run."""
     run = RunFolder.latest("runs")
-    folders = [] if run is None else sorted((run.path / FOLDER).glob("[!.]*"))
+    folders = [] if run is None else sorted((run.path / EVIDENCE).glob("[!.]*"))
     return [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) for folder in folders]
 
 
@@ -71,7 +71,7 @@ def test_planted_cause_is_named_first(home: Path, planted: str) -> None:
     assert (first, words in what) == (code, True), (what, trained.stderr)
     # The last lines of the run say the same, unless it went on without the item.
     assert what in trained.stderr + trained.stdout or code == "items-set-aside"
-    assert all(size <= MOST_BYTES for size in evidence_sizes())
+    assert all(size <= MOST_BUNDLE_BYTES for size in evidence_sizes())
 
 
 def test_planted_causes_are_as_many_as_promised() -> None:

@@ -26,7 +26,7 @@ from rlinf_core.runners.events import (
     WorkersRelaunched,
 )
 from rlinf_core.runners.runner import Runner
-from rlinf_core.runners.storage.evidence import read_bundles
+from rlinf_core.runners.storage.run_events import read_bundles
 from tests.integration.recipes.conftest import SMALL, SPANNING, Killer, Run, Train
 from tests.kernel import KEEPS_ENDS
 

@@ -14,7 +14,7 @@ from recipes.language.answers.prompt_messages import GroupReport
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.worker_groups import GenerationGroup
 from rlinf_core.runners import events
-from rlinf_core.runners.storage.evidence import read_quarantine
+from rlinf_core.runners.storage.run_events import read_quarantine
 from rlinf_core.worker.worker import WorkerReference
 from tests.integration.cli.planted.planted_workers import DEADLY
 from tests.integration.recipes.conftest import Killer, Run, Train

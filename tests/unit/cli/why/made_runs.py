@@ -12,7 +12,7 @@ from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import read_facts
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.storage import run_events
-from rlinf_core.runners.storage.evidence import FAILURE, FOLDER, SCHEMA
+from rlinf_core.runners.storage.run_events import EVIDENCE, EVIDENCE_SCHEMA, FAILURE
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
 
@@ -66,15 +66,15 @@ def add_failure(
 ) -> Path:
     """Add the evidence of a failure, and its event: it ended the run, or sent it back, or was healed `alone`."""
     moment = time.time() if at is None else at
-    folder = run.path / FOLDER / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(moment))}-{what.__hash__() % 997}"
+    folder = run.path / EVIDENCE / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(moment))}-{what.__hash__() % 997}"
     folder.mkdir(parents=True)
-    content = {"schema": SCHEMA, "time": moment, "step": step, "what": what, "failures": list(failures)}
+    content = {"schema": EVIDENCE_SCHEMA, "time": moment, "step": step, "what": what, "failures": list(failures)}
     (folder / FAILURE).write_text(json.dumps(content))
     healed = run_events.RELAUNCHED if alone else run_events.RESTARTED
     kind = run_events.FAILED if ended else healed
-    named = f"{run_events.EVIDENCE}: {FOLDER}/{folder.name}"
+    named = f"{run_events.EVIDENCE}: {EVIDENCE}/{folder.name}"
     line = {"time": moment, "kind": kind, "step": step, "text": what, "details": ["node 0", named]}
-    with open(run.path / run_events.FILE, "a", encoding="utf-8") as file:
+    with open(run.path / run_events.EVENTS, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     return folder
 

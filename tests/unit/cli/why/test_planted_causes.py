@@ -37,8 +37,8 @@ from rlinf_core.process.proc import identity
 from rlinf_core.runners.evidence import failed_processes
 from rlinf_core.runners.metrics import EVALUATION_TIME, read_metrics
 from rlinf_core.runners.storage import run_events
-from rlinf_core.runners.storage.evidence import quarantine
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
+from rlinf_core.runners.storage.run_events import quarantine
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.why.made_runs import STEPS, Metric, add_failure, codes_of, dead, diagnosis_of, made_run, raised
 

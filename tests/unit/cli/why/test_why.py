@@ -13,7 +13,7 @@ import pytest
 from rlinf_cli.why.facts import REACHED, limit_reached
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
-from rlinf_core.runners.storage.evidence import FAILURE, FOLDER
+from rlinf_core.runners.storage.run_events import EVIDENCE, FAILURE
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.typed import Cli
 from tests.unit.cli.why.made_runs import STEPS, Metric, add_failure, dead, made_run, raised
@@ -29,7 +29,7 @@ def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path
     closed = raised("rlinf_core.errors.ChannelClosed", "closed", consequence=True)
     first = add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL"), closed, ended=False, at=1.0e9)
     add_failure(run, "no room", raised("builtins.OSError", "No space left on device"), step=9, at=1.1e9)
-    evidence = f"{FOLDER}/{first.name}/{FAILURE}"
+    evidence = f"{EVIDENCE}/{first.name}/{FAILURE}"
     parts = (
         *("what failed first", "killed by SIGKILL", evidence, "do: SIGKILL came from outside"),
         *("what followed", "ChannelClosed: closed", "started again 1 time", "what ended it", "no room on the disk"),
@@ -132,7 +132,7 @@ def test_bundle_has_evidence_and_no_secret(cli: Cli, tmp_path: Path, monkeypatch
     with tarfile.open(path) as archive:
         names = {name.removeprefix(f"{run.path.name}/") for name in archive.getnames()}
         texts = [archive.extractfile(member).read() for member in archive.getmembers()]  # pyright: ignore[reportOptionalMemberAccess]
-    assert {"why.txt", "why.json", "run.json", "metrics.jsonl", f"{FOLDER}/{folder.name}/{FAILURE}"} <= names
+    assert {"why.txt", "why.json", "run.json", "metrics.jsonl", f"{EVIDENCE}/{folder.name}/{FAILURE}"} <= names
     assert not [name for name in names if name.endswith(("elsewhere", "pipe"))]
     assert not [text for text in texts if b"tr0ub4dor" in text or b"hunter2secret" in text]
     assert path.stat().st_mode & 0o777 == 0o600
@@ -140,7 +140,7 @@ def test_bundle_has_evidence_and_no_secret(cli: Cli, tmp_path: Path, monkeypatch
 
 def test_evidence_of_a_stranger_is_skipped_and_named(cli: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path)
-    folder = run.path / FOLDER / "20260101-000000"
+    folder = run.path / EVIDENCE / "20260101-000000"
     folder.mkdir(parents=True)
     (folder / FAILURE).write_text('{"schema": "rlinf.evidence/1", "time": -1}')
     assert "20260101-000000/failure.json is skipped: it has an invalid value: `time`" in cli.out("why", run.path)

@@ -297,7 +297,7 @@ def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -
     assert run_events.story_with_faults(tmp_path) == ([], [])
     run_events.append_event(tmp_path, run_events.STARTED, 0, "started: actor 1")
     run_events.append_event(tmp_path, run_events.FAILED, 7, "`env:0` died", ["why: killed", "do: look"])
-    with (tmp_path / run_events.FILE).open("a") as file:
+    with (tmp_path / run_events.EVENTS).open("a") as file:
         file.write('{"time": 1, "kind"')
     (started, failed), faults = run_events.story_with_faults(tmp_path)
     assert (started.kind, started.step, started.text, started.details) == ("started", 0, "started: actor 1", ())
@@ -321,7 +321,7 @@ def test_text_with_other_line_separators_is_one_event(tmp_path: Path) -> None:
 
 def test_invalid_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
     run_events.append_event(tmp_path, run_events.STARTED, 0, "started")
-    with (tmp_path / run_events.FILE).open("ab") as file:
+    with (tmp_path / run_events.EVENTS).open("ab") as file:
         file.write(b'{"time": 1, "kind": "failed", "step": -1, "text": "", "details": []}\nnot JSON\n\xff\n')
     run_events.append_event(tmp_path, run_events.FINISHED, 3, "finished")
     story, faults = run_events.story_with_faults(tmp_path)
@@ -331,7 +331,7 @@ def test_invalid_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
 
 
 def test_file_that_is_no_list_of_events_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / run_events.FILE
+    path = tmp_path / run_events.EVENTS
     os.mkfifo(path)
     assert run_events.story_with_faults(tmp_path) == (
         [],

@@ -16,7 +16,7 @@ from rlinf_cli.runs.documents import RecordedPlace, recorded_places
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import MetricsWriter
-from rlinf_core.runners.storage.evidence import quarantine
+from rlinf_core.runners.storage.run_events import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, mark
 from rlinf_core.runners.storage.run_status import RunStatus

@@ -31,8 +31,7 @@ from rlinf_core.job.load import load_job
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import death
-from rlinf_core.runners.storage.evidence import QuarantinedItem, quarantine, read_quarantine
-from rlinf_core.runners.storage.run_events import story_with_faults
+from rlinf_core.runners.storage.run_events import QuarantinedItem, quarantine, read_quarantine, story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.known import known
 from tests.unit.recipes.embodied.envs.fake_simulators import FakeEnv, PoisonedEnv
