@@ -32,7 +32,7 @@ ALGORITHMS: Final[Mapping[str, OffPolicyType]] = {
     "sac": OffPolicyType("recipes.embodied.off_policy.sac:Sac", "soft actor-critic"),
     "td3": OffPolicyType("recipes.embodied.off_policy.td3:Td3", "a deterministic policy and delayed updates"),
     "td3_bc": OffPolicyType(
-        "recipes.embodied.off_policy.td3:Td3Bc", "td3 on demonstrations, whose actions it also imitates"
+        "recipes.embodied.off_policy.td3_bc:Td3Bc", "td3 on demonstrations, whose actions it also imitates"
     ),
     "iql": OffPolicyType(
         "recipes.embodied.off_policy.iql:Iql",

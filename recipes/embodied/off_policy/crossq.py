@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from recipes.embodied.off_policy.algorithm import Bootstrapped, BootstrappedAlgorithm, TransitionTensors
 from recipes.embodied.off_policy.dsrl import Dsrl, DsrlSettings
 from recipes.embodied.off_policy.sac import Sac, SacSettings
-from recipes.embodied.off_policy.td3 import Td3, Td3Bc, Td3BcSettings, Td3Settings
+from recipes.embodied.off_policy.td3 import Td3, Td3Settings
+from recipes.embodied.off_policy.td3_bc import Td3Bc, Td3BcSettings
 
 if TYPE_CHECKING:
     from rlinf_core import Loss

@@ -22,7 +22,8 @@ from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors, algorithm_of
 from recipes.embodied.off_policy.iql import advantage_weighted_loss, expectile_loss
 from recipes.embodied.off_policy.sac import soft_policy_loss
-from recipes.embodied.off_policy.td3 import cloning_policy_loss, deterministic_policy_loss
+from recipes.embodied.off_policy.td3 import deterministic_policy_loss
+from recipes.embodied.off_policy.td3_bc import cloning_policy_loss
 from recipes.sections.actor import FsdpConfig
 from recipes.training.arrays import NonFiniteError
 from recipes.training.updater import Figures
