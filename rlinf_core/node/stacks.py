@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import gc
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from traceback import FrameSummary, format_list
+from types import FrameType
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.node.process_life import (
@@ -225,7 +227,7 @@ _RUNTIME_THREADS = ("rlinf-", "ray_", "GCCollect", "PythonGCThread")
 
 def describe_stacks() -> str:
     """Return the stacks of this process as text: the main thread first, each with the innermost call last."""
-    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
+    frames = _current_frames()
     main = threading.main_thread()
     threads = sorted(threading.enumerate(), key=lambda thread: (thread is not main, thread.name))
     stacks: list[ThreadStack] = []
@@ -236,6 +238,25 @@ def describe_stacks() -> str:
         stacks.append(ThreadStack(thread.name, traceback.extract_stack(frame)))
     return spell(stacks)
 
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, by its id.
+
+    CPython holds a lock of its own meanwhile. A collection that began then could run a destructor that releases the
+    interpreter's lock; a thread that starts or asks the same would keep that one, and wait for the other for ever.
+    """
+    with _COLLECTING:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
+        finally:
+            if collects:
+                gc.enable()
+
+
+# Held while collections are off, so that two threads do not turn them off and on in the wrong order.
+_COLLECTING: Final = threading.Lock()
 
 # The time limit for one process.
 SECONDS: Final = 2.0

@@ -37,6 +37,27 @@ def hold_the_lock():
     library.pthread_mutex_lock(lock)
 hold_the_lock()
 """
+# Each request finds a cycle to collect, whose destructor lets another thread run.
+ASKS_WHILE_IT_COLLECTS = """
+import gc, threading, time
+from rlinf_core.node.stacks import describe_stacks
+class Cycle:
+    def __init__(self):
+        self.own = self
+    def __del__(self):
+        time.sleep(0.001)
+def ask():
+    for _ in range(300):
+        Cycle()
+        describe_stacks()
+gc.set_threshold(1)
+threads = [threading.Thread(target=ask) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert gc.isenabled()
+"""
 SLEEPS = "import sys; print('ready', flush=True); sys.stdin.read()"
 PARENT = f"""
 import subprocess, sys
@@ -191,3 +212,7 @@ def test_names_beyond_ascii_are_those_of_the_file() -> None:
     [thread] = threads_of(report)
     [frame] = thread.frames
     assert (frame.filename, frame.name) == ("/home/Übung 1 – モ🤖/cart.py", "grüßen")
+
+
+def test_own_stacks_are_read_while_others_collect() -> None:
+    subprocess.run([sys.executable, "-c", ASKS_WHILE_IT_COLLECTS], check=True, timeout=60)
