@@ -63,7 +63,7 @@ def topics(ctx: typer.Context, incomplete: str) -> list[str]:
 @_careful
 def files(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of shipped configs, and YAML files."""
-    from rlinf_core.config.names import shipped_configs
+    from rlinf_core.config.shipped import shipped_configs
 
     return [*_starting(shipped_configs(), incomplete), *_paths(incomplete)]
 

@@ -31,7 +31,7 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.learning.batch import bootstrap_rewards
 from recipes.embodied.learning.trajectory import sum_to_level
 from recipes.embodied.models.base_policy import BasePolicy, Inputs
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.training.typed_tensors import explained_variance
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
 from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.models.critics import Critics
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
 from recipes.embodied.off_policy.buffer import ReplayBuffer
 from recipes.embodied.off_policy.dsrl import NOISE_CRITIC, Dsrl, DsrlOptions, DsrlSettings

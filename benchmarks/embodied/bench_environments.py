@@ -18,8 +18,9 @@ from itertools import cycle
 from typing import Any
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.registry import MissingPackageError, make_env, random_actions
+from recipes.embodied.envs.registry import MissingPackageError, make_env
 
 TASKS = (
     ("gymnasium", "CartPole-v1"),

@@ -37,7 +37,7 @@ from recipes.embodied.config.env_config import TrainEnvironmentConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
-from recipes.training.worker_parts import keep_freed_memory
+from recipes.training.host_memory import keep_freed_memory
 
 ENVS, PIXELS, CAMERAS, STEPS = 64, 128, ("main", "wrist"), 10
 WAVES = 12

@@ -26,7 +26,7 @@ from recipes.language.data.problems import Problem, ProblemSet, require_text, tr
 from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.sandbox import MIB, SandboxLimits
 from recipes.language.text.text_tokens import TextTokens
-from recipes.training.worker_parts import Purpose, derive_seed
+from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
 

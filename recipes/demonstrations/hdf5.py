@@ -14,7 +14,7 @@ from recipes.demonstrations.columns import END_ROLES, DatasetError, Flip, Role, 
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows, ends_of, truths
 from recipes.demonstrations.hdf5_contents import Attributes, check_contents, check_numbers, take_column
 from recipes.training.arrays import Array
-from rlinf_core.foreign.files import Budget, OverBudgetError
+from rlinf_core.foreign.budget import Budget, OverBudgetError
 
 # Default states of LIBERO, of robomimic with a Panda, and of Isaac Lab.
 _STATES: Final = (

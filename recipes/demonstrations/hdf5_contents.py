@@ -9,7 +9,7 @@ import numpy as np
 
 from recipes.demonstrations.columns import DatasetError
 from recipes.training.arrays import Array
-from rlinf_core.foreign.files import Budget
+from rlinf_core.foreign.budget import Budget
 from rlinf_core.foreign.strict_json import BadJsonError, load_json
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.columns import DatasetError, needed
-from rlinf_core.foreign.files import Budget, write_fault
+from rlinf_core.foreign.budget import Budget
+from rlinf_core.foreign.files import write_fault
 
 Picture = NDArray[np.uint8]
 

@@ -3,13 +3,13 @@
 from recipes.embodied.cameras.drivers import CameraDriver as CameraDriver
 from recipes.embodied.config import EmbodiedModelConfig as EmbodiedModelConfig
 from recipes.embodied.envs.base import VectorEnv as VectorEnv
+from recipes.embodied.envs.contract import check_env as check_env
 from recipes.embodied.envs.env_spec import EnvSettings as EnvSettings
 from recipes.embodied.envs.env_spec import EnvSpec as EnvSpec
 from recipes.embodied.envs.env_spec import Transition as Transition
 from recipes.embodied.envs.env_state import Starts as Starts
 from recipes.embodied.envs.real.driver import RobotDriver as RobotDriver
 from recipes.embodied.envs.real.driver import check_driver as check_driver
-from recipes.embodied.envs.registry import check_env as check_env
 from recipes.embodied.envs.registry import make_env as make_env
 from recipes.embodied.interventions.intervention import InterventionSource as InterventionSource
 from recipes.embodied.interventions.intervention import SuccessJudge as SuccessJudge

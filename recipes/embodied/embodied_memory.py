@@ -28,7 +28,7 @@ from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, learned_spec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.flow_policy import FlowMatchingPolicy
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import algorithm_of
 from recipes.embodied.off_policy.sources import transition_spec

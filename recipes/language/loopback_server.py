@@ -16,7 +16,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from rlinf_core.foreign.files import Budget, OverBudgetError, json_size
+from rlinf_core.foreign.budget import Budget, OverBudgetError, json_size
 from rlinf_core.foreign.strangers import Unproven
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 

@@ -32,11 +32,11 @@ from recipes.serve.adapters import (
 )
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import HIGH, LOW, AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks
 from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.typed_tensors import pieces
-from recipes.training.worker_parts import ComparingWorker
 from rlinf_core import RLinfError, WorkerDiedError
 
 

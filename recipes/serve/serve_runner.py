@@ -20,7 +20,7 @@ from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.state_file import state_folder
 from recipes.serve.service.tenants import Keys
 from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
-from recipes.training.worker_parts import comparisons_of
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import WorkerGroup
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.first_contact import note_comparisons

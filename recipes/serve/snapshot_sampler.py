@@ -17,7 +17,7 @@ from recipes.serve.adapters import load_base, served_facts
 from recipes.serve.config import ServeConfig
 from recipes.serve.snapshot_engines import SnapshotEngines, TorchSnapshots
 from recipes.serve.values import Drawing, DrawnAnswer, SampleOutcome, ServedFacts, request_of
-from recipes.training.worker_parts import ComparingWorker
+from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import RLinfError, WorkerDiedError
 
 LOGGER: Final = logging.getLogger("rlinf")

@@ -33,8 +33,9 @@ from recipes.embodied.using.collector import CollectingEnvWorker
 from recipes.embodied.workers.actor_base import PolicyActor, memory
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.config import SftConfig, evaluates
+from recipes.training.comparing_worker import comparisons_of
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED, Figures, Updater
-from recipes.training.worker_parts import Purpose, comparisons_of, derive_seed
 from rlinf_core import (
     Channel,
     Cluster,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from recipes.language.loop.model_checkpoints import require_state, save_parts
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import require_inputs
-from recipes.training.worker_parts import Comparing, comparisons_of
+from recipes.training.comparing_worker import Comparing, comparisons_of
 from rlinf_core import Cluster, HybridComponentPlacement, Job, Runner, WorkerGroup, mean_over_ranks, run_job
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Listener

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_core import RLinfError
-from rlinf_core.foreign.files import Budget, open_regular
+from rlinf_core.foreign.budget import Budget
+from rlinf_core.foreign.files import open_regular
 
 # The dtype stays open: `NDArray[np.generic]` would refuse arithmetic, and an observation may be text.
 Array: TypeAlias = NDArray[Any]

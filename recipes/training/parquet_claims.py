@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_core.foreign.files import Budget
+from rlinf_core.foreign.budget import Budget
 
 _BATCH: Final = 1024
 # Texts in this encoding are whole only once decoded; at most this many bytes are decoded at a time.

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from recipes.sections.model_folders import weight_files, weights_header
-from rlinf_core.foreign.files import Budget, read_bounded
+from rlinf_core.foreign.budget import Budget
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 _DTYPES: Final[Mapping[str, torch.dtype]] = {

@@ -24,8 +24,8 @@ from rlinf_cli.job.job_layout import lay_out
 from rlinf_cli.options import assumed
 from rlinf_cli.runs.run_lookup import config_of
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.names import shipped_config
 from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.shipped import shipped_config
 from rlinf_core.errors import RLinfError
 from rlinf_core.job.arrangements import Arrangement
 

@@ -118,7 +118,7 @@ def _job_script(
     from rlinf_cli.cluster.schedulers.kuberay import kuberay
     from rlinf_cli.cluster.schedulers.slurm import slurm
     from rlinf_cli.job.job_file import load_sound, refuse_secrets
-    from rlinf_core.config.names import shipped_configs
+    from rlinf_core.config.shipped import shipped_configs
     from rlinf_core.config.tree import ScalarNode, find
 
     refuse_secrets(overrides, "the script")

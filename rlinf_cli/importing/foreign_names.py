@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.names import Renamed, SectionNames
+from rlinf_core.config.foreign_names import Renamed, SectionNames
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SourceText, find, format_path, to_data
 from rlinf_core.config.validating.model_fields import (
     alternatives,

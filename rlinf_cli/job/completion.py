@@ -17,7 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, mode
 
 from rlinf_cli.job.field_docs import fields_below, hardware_models
 from rlinf_core.config.composing.references import parse_path, to_path
-from rlinf_core.config.names import names_at
+from rlinf_core.config.foreign_names import names_at
 from rlinf_core.config.sections.cluster import ClusterConfig, HardwareConfig
 from rlinf_core.config.tree import MappingNode, NotationError, Path, SequenceNode, find, format_path
 from rlinf_core.config.validating.model_fields import fields_at, item_type, model_of, sections, types_at, value_type

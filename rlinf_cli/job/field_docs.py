@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from rlinf_core.config.composing.references import parse_path
+from rlinf_core.config.foreign_names import names_at
 from rlinf_core.config.model import Variant
-from rlinf_core.config.names import names_at
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.config.tree import NotationError
 from rlinf_core.config.validating.model_fields import (

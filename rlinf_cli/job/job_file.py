@@ -62,7 +62,7 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def as_recipe(name: str) -> str:
     """Return `recipe=NAME` for the bare name of a recipe, and other names unchanged."""
-    from rlinf_core.config.names import is_bare_name, shipped_config
+    from rlinf_core.config.shipped import is_bare_name, shipped_config
 
     if not is_bare_name(name) or is_override(name) or os.path.isfile(name) or shipped_config(name) is not None:
         return name
@@ -80,7 +80,7 @@ def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[s
     Raises:
         ConfigError: there is no such recipe.
     """
-    from rlinf_core.config.names import current_name
+    from rlinf_core.config.shipped import current_name
 
     if now := current_name(name):
         console.warn(f"the config `{name}` is now `{now}`")

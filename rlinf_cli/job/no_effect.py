@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel, IgnoredKeys, WorldSizes
-from rlinf_core.config.names import shipped_configs
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Entry, MappingNode, Path, SourceText, child, entry_at, find, is_null, key_span
 from rlinf_core.config.validating.model_fields import Validated, fields_at
 from rlinf_core.job.load import Job, rules_of

@@ -41,7 +41,7 @@ from rlinf_cli.runs.run_comparison import (
 from rlinf_cli.runs.run_lookup import find_run, find_runs, warn_of_damaged
 from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.files import Budget, OverBudgetError
+from rlinf_core.foreign.budget import Budget, OverBudgetError
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus

@@ -21,9 +21,9 @@ from rlinf_cli.run.driver import choose_cluster, cluster_elsewhere, train_there
 from rlinf_cli.runs import run_lookup
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.names import shipped_configs
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.values import HubPath, commit_of, ensure_here, hub_paths, pins_of
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import ConfigError, PlacementError, RLinfError
 from rlinf_core.job.find_recipe import find_recipe, recipe_names

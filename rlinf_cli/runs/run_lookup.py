@@ -13,7 +13,7 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.console import shown
-from rlinf_core.config.names import meant_config
+from rlinf_core.config.shipped import meant_config
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.suggest import did_you_mean, quoted
 

@@ -27,7 +27,8 @@ from rlinf_core.config.tree import (
     part,
 )
 from rlinf_core.config.yaml_tree import compose
-from rlinf_core.foreign.files import BadFileError, in_words, open_regular
+from rlinf_core.foreign.budget import in_words
+from rlinf_core.foreign.files import BadFileError, open_regular
 from rlinf_core.foreign.strict_json import wide_encoding
 from rlinf_core.suggest import near
 

@@ -1,10 +1,7 @@
-"""Reading and writing of untrusted files, within limits of size and without following links when writing; and budgets
-of bytes, for the sizes that a file or a message claims.
+"""Reading and writing of untrusted files, within limits of size and without following links when writing.
 
 A path may name a pipe that never ends, a device, a link into a home folder, or gigabytes. Readers never block and
-accept only regular files; writers replace or refuse a link instead of writing to its target. A few bytes can claim
-gigabytes: a shape, a count, compressed text, text to which thousands of rows refer. Claims are added up and checked
-before memory is allocated.
+accept only regular files; writers replace or refuse a link instead of writing to its target.
 """
 
 from __future__ import annotations
@@ -14,18 +11,18 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlinf_core.foreign.budget import GIB, MIB
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
-_KIB, _MIB, _GIB, _TIB = (1 << 10 * power for power in range(1, 5))
 # The default limit, for descriptions; logs, metrics and traces are read piece by piece.
-MOST_BYTES: Final = 64 * _MIB
+MOST_BYTES: Final = 64 * MIB
 _LINKED: Final = "is a link, which is not followed"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -80,7 +77,7 @@ def read_bounded(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else b""
         is_larger = len(content) > most or os.fstat(file.fileno()).st_size > most
     if is_larger:
-        size = f"{most // _MIB} MiB" if most >= _MIB else f"{most} bytes"
+        size = f"{most // MIB} MiB" if most >= MIB else f"{most} bytes"
         raise BadFileError(path, f"is larger than {size}")
     return content
 
@@ -246,10 +243,10 @@ def _room(path: str | os.PathLike[str]) -> tuple[str, bool]:
     if disk.f_files and not disk.f_favail:
         return f"the disk has room for no more files: all {disk.f_files} are there", True
     free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    size, unit = (_GIB, "GiB") if total >= 10 * _GIB else (_MIB, "MiB")
-    if size == _GIB and free < _GIB:
-        return f"the disk has {free / _MIB:.1f} MiB of {total / _GIB:.0f} GiB free", free < _MIB
-    return f"the disk has {free / size:.1f} of {total / size:.{0 if total >= size else 1}f} {unit} free", free < _MIB
+    size, unit = (GIB, "GiB") if total >= 10 * GIB else (MIB, "MiB")
+    if size == GIB and free < GIB:
+        return f"the disk has {free / MIB:.1f} MiB of {total / GIB:.0f} GiB free", free < MIB
+    return f"the disk has {free / size:.1f} of {total / size:.{0 if total >= size else 1}f} {unit} free", free < MIB
 
 
 _LONGEST_VALUE: Final = 60
@@ -315,83 +312,3 @@ def first_fault(error: ValidationError) -> str:
 def _shown(value: object) -> str:
     text = json.dumps(value, default=str)
     return f"`{text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '...'}`"
-
-
-# Real data compresses to a tenth, seldom to a thirtieth.
-_TIMES: Final = 128
-_LEAST: Final = 128 * _MIB
-# Bytes of a value as a Python object, besides its text.
-VALUE_BYTES: Final = 64
-
-
-class OverBudgetError(ValueError):
-    """A claim beyond a budget; the message is a sentence without its subject."""
-
-
-class Budget:
-    """The bytes that may be allocated for one file or message.
-
-    Args:
-        most: the maximum number of bytes.
-        of: the owner, as in `a file of 5 KiB`.
-
-    Attributes:
-        left: the remaining bytes.
-    """
-
-    def __init__(self, most: int, of: str) -> None:
-        self._most = self.left = most
-        self.of = of
-
-    @classmethod
-    def of_size(cls, size: int, what: str = "a file") -> Budget:
-        """Return the budget of `size` received bytes: 128 times as much, and at least 128 MiB."""
-        return cls(max(_LEAST, _TIMES * size), f"{what} of {in_words(size)}")
-
-    @classmethod
-    def of_files(cls, *files: str | os.PathLike[str]) -> Budget:
-        """Return the common budget of files; see `of_size`.
-
-        Raises:
-            OSError: a file does not exist.
-        """
-        what = "a file" if len(files) == 1 else f"{len(files)} files"
-        return cls.of_size(sum(os.stat(file).st_size for file in files), what)
-
-    def take(self, size: int, up_to: str = "") -> None:
-        """Take bytes from the budget.
-
-        Args:
-            size: the number of bytes.
-            up_to: the place in the file that needs them, as in `row 12`.
-
-        Raises:
-            OverBudgetError: fewer bytes are left.
-        """
-        self.left -= size
-        if self.left < 0:
-            claimed = in_words(self._most - self.left)
-            place = f" up to {up_to}" if up_to else ""
-            raise OverBudgetError(f"claims {claimed}{place}; {self.of} may take {in_words(self._most)}")
-
-    def take_array(self, shape: Iterable[int], itemsize: int, up_to: str = "") -> None:
-        """Take the bytes of an array; see `take`."""
-        size = itemsize
-        for length in shape:
-            size *= max(0, length)
-        self.take(size, up_to)
-
-
-def json_size(text: str | bytes) -> int:
-    """Return an approximate upper bound of the bytes that the value of a JSON text takes."""
-    marks = (",", ":", "[", "{") if isinstance(text, str) else (b",", b":", b"[", b"{")
-    return len(text) + VALUE_BYTES * sum(text.count(mark) for mark in marks)  # pyright: ignore[reportArgumentType]
-
-
-def in_words(size: int) -> str:
-    """Return a number of bytes in words, as in `1.5 MiB`."""
-    unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), (1, "bytes"))
-    return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"
-
-
-_UNITS: Final = ((_TIB, "TiB"), (_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB"))

@@ -11,22 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path as FilePath
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlinf_core.config.composing.compose import ANOTHER_FILE, compose, no_configuration
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.names import is_bare_name, meant_config, renamed_configs, shipped_configs, successor
 from rlinf_core.config.ranks import nodes_text
-from rlinf_core.config.reading import decode, load_source, read
-from rlinf_core.config.secrets import environment_secrets, is_secret, secret_values
+from rlinf_core.config.reading import decode, load_source
+from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.sections import group_rules, hardware_rules
 from rlinf_core.config.sections.cluster import ClusterConfig
 from rlinf_core.config.sections.group_rules import Site
 from rlinf_core.config.sections.hardware_rules import assumed
-from rlinf_core.config.sections.values import commits_in, hub_paths, pins_of, unfetched
+from rlinf_core.config.sections.values import hub_paths, unfetched
+from rlinf_core.config.shipped import is_bare_name, meant_config, renamed_configs, shipped_configs, successor
 from rlinf_core.config.tree import (
     Composed,
     MappingNode,
@@ -35,28 +34,22 @@ from rlinf_core.config.tree import (
     SourceText,
     Span,
     find,
-    format_path,
     naming,
     place,
     to_data,
 )
-from rlinf_core.config.validating.kinds import is_of_others
-from rlinf_core.config.validating.model_fields import Validated, cut, types_at
+from rlinf_core.config.validating.model_fields import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.foreign.files import read_json_object
 from rlinf_core.hardware.robots import UNKNOWN_TYPE, hardware_types
+from rlinf_core.job.earlier_run import commits_of_resumed, is_config_of_a_run, without_earlier_keys
 from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe, find_variant, recipe_names, started_recipe
 from rlinf_core.job.recipe import Job, Recipe
 from rlinf_core.job.report import Report, check_elastic, check_placement
 from rlinf_core.placement.resolve import Resolution
 from rlinf_core.process.known_secrets import remember
-from rlinf_core.suggest import near, quoted
+from rlinf_core.suggest import near
 from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatches
-
-_MOST_NAMED: Final = 12
-# The number of folders from a checkpoint's up to its run's, both included.
-_DEPTH: Final = 3
 
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
 """A function that probes the nodes of a cluster, and returns them by rank; it raises if that fails."""
@@ -149,7 +142,7 @@ def load_job(
     first = Diagnostics()
     first.extend(diagnostics)
     job = understood(overrides, diagnostics)
-    pins = _commits_of_resumed(job)
+    pins = commits_of_resumed(job)
     return understood((*overrides, *pins), first) if pins else job
 
 
@@ -193,10 +186,10 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     diagnostics = job.diagnostics
     selected = _select_recipe(composed, diagnostics)
     model = selected.model if selected else ClusterFile
-    if selected and _is_config_of_a_run(job.name):
+    if selected and is_config_of_a_run(job.name):
         findings = Diagnostics()
         composed = validate(model, composed, findings, stand_ins=STAND_INS).composed
-        composed = _without_earlier_keys(composed, model, findings, diagnostics)
+        composed = without_earlier_keys(composed, model, findings, diagnostics)
     view: Validated[Any] = validate(model, composed, diagnostics, stand_ins=STAND_INS)
     composed = view.composed
     # From here on, any text may quote values of the file, such as errors or worker output, so secrets are registered.
@@ -379,77 +372,3 @@ def check_cluster(
     site = Site(cluster, view, diagnostics)
     for check in (group_rules.check, hardware_rules.check, *rules):
         check(site)
-
-
-# Configurations of earlier runs
-
-
-def _is_config_of_a_run(name: str) -> bool:
-    """Return whether a file is the `config.yaml` that a run wrote beside its `run.json`."""
-    if os.path.basename(name) != "config.yaml":
-        return False
-    try:
-        state = read_json_object(os.path.join(os.path.dirname(name), "run.json"))
-    except (OSError, ValueError, RLinfError):
-        return False
-    return state.get("schema") == "rlinf.run/1"
-
-
-def _without_earlier_keys(
-    composed: Composed, model: type[BaseModel], findings: Diagnostics, diagnostics: Diagnostics
-) -> Composed:
-    """Return the configuration of a run without keys that its recipe no longer has, and report them.
-
-    A run writes every key of its recipe, defaults included, so that a removed key does not show a user's intention.
-    A warning reports a value without a counterpart here, or a key of another kind of its section; one note lists all
-    other removed keys.
-
-    Args:
-        composed: the configuration.
-        model: the model of the recipe.
-        findings: the findings of its validation.
-        diagnostics: receives the warnings and the note.
-    """
-    file = composed.tree.span.source
-    removed = {
-        finding.path: finding
-        for finding in findings
-        # An unknown key in an override is a present mistake. A renamed key is read, and so not removed.
-        if finding.path and finding.span.source is file and finding.severity is Severity.ERROR
-        if not types_at(model, finding.path, composed.tree)
-    }
-    noted: list[Path] = []
-    for path, finding in removed.items():
-        value = find(composed.tree, path)
-        is_reported = finding.code == "not-available" and not is_secret(str(path[-1]))
-        if is_reported and isinstance(value, ScalarNode):
-            message = f"`{format_path(path)}: {value.raw}` has no effect: this rlinf has no such key"
-            diagnostics.add(finding._replace(code="no-effect", severity=Severity.WARNING, message=message))
-        elif is_of_others(model, composed.tree, path):
-            message = f"`{format_path(path)}` has no effect"
-            diagnostics.add(finding._replace(code="no-effect", severity=Severity.WARNING, message=message))
-        else:
-            noted.append(path)
-    if noted:
-        named = quoted(format_path(path) for path in noted[:_MOST_NAMED])
-        others = f" and {len(noted) - _MOST_NAMED} others" if len(noted) > _MOST_NAMED else ""
-        message = f"an earlier rlinf wrote keys that this one has no more, and that are left out: {named}{others}"
-        diagnostics.add(Diagnostic("no-effect", Severity.NOTE, message, Span(file, 0, 0), noted[0]))
-    return composed._replace(tree=cut(composed.tree, dict.fromkeys(removed), {})) if removed else composed
-
-
-def _commits_of_resumed(job: Job) -> tuple[str, ...]:
-    """Return the overrides that pin hub names to the commits of the run that a job resumes."""
-    paths = [path for _, path in hub_paths(job.partial_config)]
-    resume = getattr(getattr(job.partial_config, "runner", None), "resume_dir", None)
-    if job.tree is None or not paths or not isinstance(resume, str):
-        return ()
-    folder = FilePath(resume).absolute()
-    # The run's folder is the checkpoint's folder or one of its parents.
-    files = [parent / "config.yaml" for parent in (folder, *list(folder.parents)[: _DEPTH - 1])]
-    file = next((file for file in files if file.is_file()), None)
-    findings = Diagnostics()
-    source = None if file is None else load_source(str(file), findings)
-    earlier = None if source is None else read(source, findings)
-    commits = {} if earlier is None else commits_in(earlier)
-    return pins_of(paths, job.tree, lambda path: commits.get(path.name))

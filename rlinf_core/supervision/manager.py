@@ -33,7 +33,8 @@ from rlinf_core.supervision.lives import (
     WorkerRecord,
     WorkerRegistry,
 )
-from rlinf_core.supervision.rpc import LATER, Caller, RankStores, Reply, Rpc
+from rlinf_core.supervision.rank_stores import RankStores
+from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
 from rlinf_core.supervision.wait_graph import Deadlock
 from rlinf_core.supervision.waits import Pauses, ProcessAnswer, Round, Watch
 from rlinf_core.waiting import Publication

@@ -22,7 +22,7 @@ import rlinf_cli
 from rlinf_cli.importing.convert import OF_THIS_MACHINE
 from rlinf_cli.job.completion import file_schema
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.names import shipped_configs
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.load import load_job
 

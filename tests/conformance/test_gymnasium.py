@@ -9,8 +9,9 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.registry import make_env, random_actions
+from recipes.embodied.envs.registry import make_env
 from rlinf_core.errors import RLinfError
 
 IDS = Path(__file__).with_name("gymnasium_registry.json")

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from rlinf_cli.codes import CLOSE, OPEN, STAGES, Code, Example, codes_by_stage
-from rlinf_core.config.names import shipped_configs
+from rlinf_core.config.shipped import shipped_configs
 from tests.golden.command_line import REPOSITORY, rlinf
 from tests.golden.frozen import check_frozen, check_names, json_of, leaves
 

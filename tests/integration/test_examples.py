@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from examples import channel_pipeline, hello_workers, own_environment, own_reward
-from recipes.embodied.envs.registry import check_env
+from recipes.embodied.envs.contract import check_env
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import Cluster
 from rlinf_core.config.sections.runner import RunnerConfig

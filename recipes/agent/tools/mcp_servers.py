@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 from recipes.agent.tools import guard
 from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolHealth, ToolUnavailable
 from rlinf_core import ConfigError
-from rlinf_core.foreign.files import Budget, json_size
+from rlinf_core.foreign.budget import Budget, json_size
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.process.proc import MARK
 from rlinf_core.process.requirements import install_command, missing_modules

@@ -42,7 +42,7 @@ from recipes.language.loop.generation import orders_key
 from recipes.language.loop.worker_groups import LanguageLayout
 from recipes.language.rewards.functions import finite
 from recipes.language.text.text_tokens import mended
-from recipes.training.worker_parts import ComparingWorker
+from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import WorkerGroup
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.failures import text_of

@@ -20,7 +20,7 @@ from recipes.demonstrations.lerobot.set_files import (
     whole_entry_of,
 )
 from recipes.demonstrations.lerobot.set_info import EPISODE_LINES, EPISODES, EPISODES_FILES, DatasetInfo
-from rlinf_core.foreign.files import Budget
+from rlinf_core.foreign.budget import Budget
 
 # A field of a path pattern, with its format.
 _FIELD = re.compile(r"\{(\w+)(?::(0?\d{0,2}d))?\}")

@@ -23,7 +23,7 @@ from recipes.demonstrations.lerobot.set_files import (
 )
 from recipes.demonstrations.lerobot.set_info import DATA_FILES, TASK_LINES, TASKS, DatasetInfo
 from recipes.training.arrays import Array
-from rlinf_core.foreign.files import Budget
+from rlinf_core.foreign.budget import Budget
 
 _NUMBER_BYTES = 8
 # Added columns: the file of a row, and its number in that file.

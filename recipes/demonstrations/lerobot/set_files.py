@@ -19,7 +19,8 @@ from recipes.demonstrations.lerobot.set_info import (
     DatasetInfo,
 )
 from recipes.training.parquet_claims import take_parquet
-from rlinf_core.foreign.files import VALUE_BYTES, Budget, OverBudgetError, open_regular, read_bounded
+from rlinf_core.foreign.budget import VALUE_BYTES, Budget, OverBudgetError
+from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, wide_encoding
 
 WHOLE: Final = "copy the complete data set again"

@@ -206,6 +206,6 @@ def drives_one(name: str) -> bool:
 JUDGES: Final[Mapping[str, SourceType]] = {
     "keys": SourceType(f"{_FOLDER}.registry:KeysJudge", KeysOptions),
     "classifier": SourceType(
-        "recipes.embodied.using.trained_policy:ClassifierJudge", ClassifierOptions, modules=("torch",)
+        "recipes.embodied.using.success_classifier:ClassifierJudge", ClassifierOptions, modules=("torch",)
     ),
 }

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.training.arrays import Array, read_arrays
-from rlinf_core.foreign.files import Budget
+from rlinf_core.foreign.budget import Budget
 
 # Constants of numpy's type: each is used for every episode, and made in as much time as a sum takes.
 _GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

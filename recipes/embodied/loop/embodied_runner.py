@@ -25,7 +25,7 @@ from recipes.embodied.loop.protocols import (
     episode_means,
 )
 from recipes.embodied.loop.videos import EvaluationVideos
-from recipes.training.worker_parts import comparisons_of
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle, mean_over_ranks
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.runners import events

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 
 from recipes.embodied.envs.env_spec import BoolArray, EnvError, FinishedEpisodes, IntArray
-from recipes.training.worker_parts import Comparing
+from recipes.training.comparing_worker import Comparing
 from rlinf_core.errors import RunError
 
 # The results of a step, by their names in `StepResult`; each [B, C].

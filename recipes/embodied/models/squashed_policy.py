@@ -29,7 +29,7 @@ from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, 
 from recipes.embodied.models.feature_policy import ImageEncoder
 from recipes.embodied.models.folder_facts import FROZEN, frozen_section, saved_type
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import built_policy, make_model
+from recipes.embodied.models.registry import built_policy, make_model
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 

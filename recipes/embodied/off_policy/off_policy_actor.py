@@ -31,7 +31,8 @@ from recipes.embodied.learning.running_returns import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import load_normalization, load_trained, make_model, write_description
+from recipes.embodied.models.policy_folder import load_normalization, load_trained, write_description
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors, algorithm_of
 from recipes.embodied.off_policy.buffer import ReplayBuffer, ReplayMixture
@@ -48,9 +49,9 @@ from recipes.embodied.off_policy.sources import (
 )
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.arrays import read_arrays
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.updater import SKIPPED, Figures
-from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import CheckpointError
 from rlinf_core.process import pacing
 

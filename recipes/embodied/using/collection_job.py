@@ -20,7 +20,7 @@ from recipes.embodied.models.policy_folder import keep_loaded, load_trained
 from recipes.embodied.rules.data_rules import check_given
 from recipes.embodied.using.collector import Actor, CollectedEpisode, CollectingEnvWorker, Keep
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
-from recipes.training.worker_parts import comparisons_of
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
 from rlinf_core.runners.run_program import claim_components
 from rlinf_core.runners.storage.first_contact import ContactCheck

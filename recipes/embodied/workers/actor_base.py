@@ -25,26 +25,17 @@ from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import (
-    keep_loaded,
-    load_normalization,
-    load_trained,
-    make_model,
-    write_description,
-)
+from recipes.embodied.models.policy_folder import keep_loaded, load_normalization, load_trained, write_description
+from recipes.embodied.models.registry import make_model
+from recipes.training.comparing_worker import ComparingWorker
+from recipes.training.host_memory import keep_freed_memory, release_host_memory
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded
 from recipes.training.updater import check_weights
 from recipes.training.weight_sources import WeightsOfRankZero, WeightSource
 from recipes.training.weights.training_state import ACTOR, TrainingState
 from recipes.training.weights.weight_sync import WeightSender, piece_messages, receiver_ranks
 from recipes.training.without_memory import hollow_copy, without_memory
-from recipes.training.worker_parts import (
-    ComparingWorker,
-    Purpose,
-    derive_seed,
-    keep_freed_memory,
-    release_host_memory,
-)
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 

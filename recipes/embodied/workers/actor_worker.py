@@ -22,8 +22,8 @@ from recipes.embodied.learning.running_returns import RunningReturns, check_runn
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.actor_base import PolicyActor, memory
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED
-from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.runners.storage.first_contact import Difference

@@ -36,7 +36,8 @@ from recipes.embodied.loop.routing import Routes, make_routes
 from recipes.embodied.loop.videos import EPISODES, EpisodeFrames, FrameRecorder
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.training.arrays import NonFiniteError
-from recipes.training.worker_parts import ComparingWorker, keep_freed_memory
+from recipes.training.comparing_worker import ComparingWorker
+from recipes.training.host_memory import keep_freed_memory
 from rlinf_core import ConfigError, Worker
 
 # Environments of a batch whose first images are compared with demonstrations.

@@ -20,16 +20,12 @@ from recipes.embodied.loop.routing import Routes, Share, actor_ranks, make_route
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.training.arrays import Array
+from recipes.training.comparing_worker import ComparingWorker
+from recipes.training.host_memory import keep_freed_memory, release_host_memory
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, receiver_ranks
-from recipes.training.worker_parts import (
-    ComparingWorker,
-    Purpose,
-    derive_seed,
-    keep_freed_memory,
-    release_host_memory,
-)
 from rlinf_core import ConfigError
 from rlinf_core.errors import RuntimeFailure
 

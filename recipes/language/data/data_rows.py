@@ -16,15 +16,8 @@ from recipes.language.text.chat_messages import ALIGNED_SUFFIX
 from recipes.training.parquet_claims import take_parquet
 from rlinf_core import ConfigError
 from rlinf_core.config.sections.values import ensure_here
-from rlinf_core.foreign.files import (
-    VALUE_BYTES,
-    Budget,
-    OverBudgetError,
-    check_regular,
-    in_words,
-    json_size,
-    open_regular,
-)
+from rlinf_core.foreign.budget import VALUE_BYTES, Budget, OverBudgetError, in_words, json_size
+from rlinf_core.foreign.files import check_regular, open_regular
 from rlinf_core.foreign.strict_json import BadJsonError, load_json, wide_encoding
 
 _GZIP = b"\x1f\x8b"

@@ -18,7 +18,7 @@ import httpx
 from recipes.language.answers.sequences import FinishReason, Sequence
 from recipes.language.engines.engine import Answer, EngineAnswerError, StopTexts
 from rlinf_core import RLinfError
-from rlinf_core.foreign.files import Budget, OverBudgetError, json_size
+from rlinf_core.foreign.budget import Budget, OverBudgetError, json_size
 from rlinf_core.foreign.strict_json import load_json
 
 # Status codes of a server that is starting, overloaded or restarting.

@@ -31,6 +31,7 @@ from recipes.language.models.policy import (
 from recipes.language.text.text_tokens import TextTokens
 from recipes.training.huggingface import with_lora
 from recipes.training.optimizer import EagerAdamW
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded
 from recipes.training.typed_tensors import DTYPES, cast_weights, compute_dtype
 from recipes.training.weight_sources import (
@@ -42,7 +43,6 @@ from recipes.training.weight_sources import (
 )
 from recipes.training.weights.training_state import TrainingState
 from recipes.training.without_memory import forget_weights, without_memory
-from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import ConfigError
 from rlinf_core.process import pacing
 from rlinf_core.registry import import_target

@@ -50,7 +50,7 @@ from recipes.language.loop.worker_groups import (
     ReferenceGroup,
     RewardGroup,
 )
-from recipes.training.worker_parts import comparisons_of
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFates

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from recipes.language.answers.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
-from recipes.training.worker_parts import Comparing
+from recipes.training.comparing_worker import Comparing
 from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup, WorkerGroupHandle
 from rlinf_core.worker.worker import WorkerReference
 from rlinf_core.worker.worker_group import launch_together

@@ -30,9 +30,9 @@ from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.training_worker import EvaluationClient, TrainingWorker
 from recipes.sections.algorithm import own_names, refuse_unknown_options
 from recipes.training.huggingface import without_adapters
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.typed_tensors import floats, integers
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
-from recipes.training.worker_parts import Purpose, derive_seed
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, get_advantage
 from rlinf_core.algorithms.loss_inputs import kl_estimate
 from rlinf_core.algorithms.options import checked_options, get_policy_loss

@@ -22,12 +22,13 @@ from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import METHODS, ValueModel
 from recipes.language.rules.model_rules import vocabulary_difference
 from recipes.language.workers.training_worker import EvaluationServer, TrainingWorker
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.huggingface import load_tokenizer
+from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded, parallelize
 from recipes.training.typed_tensors import compute_dtype, explained_variance
 from recipes.training.weights.training_state import TrainingState, release_memory
 from recipes.training.without_memory import move_what_has_memory
-from recipes.training.worker_parts import ComparingWorker, Purpose, derive_seed
 from rlinf_core import ConfigError, LossSettings
 from rlinf_core.runners.storage.first_contact import Difference
 

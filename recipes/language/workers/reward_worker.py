@@ -36,7 +36,7 @@ from recipes.language.rewards.right_answers import check_right_answers
 from recipes.language.rewards.scoring import Item, item_of
 from recipes.language.workers.request_tracker import EngineStream
 from recipes.sections.algorithm import GROUP_ADVANTAGES
-from recipes.training.worker_parts import ComparingWorker
+from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
 from rlinf_core.runners.storage.first_contact import Difference
 

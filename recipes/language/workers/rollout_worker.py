@@ -26,8 +26,8 @@ from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.rules.model_rules import require_conversations
 from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
 from recipes.language.workers.request_tracker import Answering
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.weights.weight_sync import receiver_ranks
-from recipes.training.worker_parts import ComparingWorker
 from rlinf_core.runners.storage.first_contact import Difference
 
 

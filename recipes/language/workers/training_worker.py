@@ -15,10 +15,10 @@ from torch import Tensor
 from recipes.language.answers.answer_batch import RolloutBatch, balanced, whole_groups
 from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.policy import LanguagePolicy
+from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.typed_tensors import integers, pieces
 from recipes.training.updater import SKIPPED, Figures
 from recipes.training.weights.training_state import TrainingState
-from recipes.training.worker_parts import ComparingWorker
 from rlinf_core import Worker
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from recipes.language.loopback_server import LARGEST_DECODED, bad_request
 from recipes.serve.values import Datum, PassOutcome, SampleOutcome, TopTokens
 from recipes.training.arrays import Array
-from rlinf_core.foreign.files import Budget, OverBudgetError
+from rlinf_core.foreign.budget import Budget, OverBudgetError
 
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _PACKAGE: Final = "rlinf_serve"

@@ -10,8 +10,8 @@ from typing import Final
 from rlinf_core.config.composing.interpolation import interpolate
 from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.names import shipped_config
 from rlinf_core.config.reading import load_source, read, split_components
+from rlinf_core.config.shipped import shipped_config
 from rlinf_core.config.tree import (
     Composed,
     Entry,

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.names import foreign_names, names_at
+from rlinf_core.config.foreign_names import foreign_names, names_at
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span, naming
 from rlinf_core.config.validating.kinds import key_of_others
 from rlinf_core.config.validating.model_fields import (

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import NoOptions, Variant, chosen
-from rlinf_core.config.names import is_shipped
+from rlinf_core.config.shipped import is_shipped
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, is_null, to_data
 from rlinf_core.config.validating.model_fields import (
     alternatives,

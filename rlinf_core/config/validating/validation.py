@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, Ty
 from pydantic import BaseModel, ValidationError
 
 from rlinf_core.config.diagnostics import MOST, Diagnostic, Diagnostics, Severity
-from rlinf_core.config.names import foreign_names
+from rlinf_core.config.foreign_names import foreign_names
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.tree import (
     Composed,

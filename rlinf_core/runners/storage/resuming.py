@@ -98,7 +98,7 @@ def values_of(config_text: str, model: type[BaseModel] | None = None) -> Values 
 def _as_now(model: type[BaseModel], tree: MappingNode) -> MappingNode:
     """Return the configuration of a run with the keys of this rlinf, without those that hold their default."""
     from rlinf_core.config.diagnostics import Diagnostics
-    from rlinf_core.config.names import foreign_names
+    from rlinf_core.config.foreign_names import foreign_names
     from rlinf_core.config.validating.kinds import without_defaults, without_idle_keys
 
     names = foreign_names()

@@ -16,7 +16,8 @@ import torch
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import make_model, write_description
+from recipes.embodied.models.policy_folder import write_description
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.using.exporting import export
 from recipes.training.weights import training_state
 from rlinf_core import Recipe

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.codes import code_names
-from rlinf_core.config.names import shipped_configs
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.unit.cli.typed import Cli
 

@@ -18,8 +18,8 @@ from rlinf_cli.job.job_file import file_of_recipe, load_with_lint
 from rlinf_core import ConfigError
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.names import renamed_configs, shipped_config, shipped_configs
 from rlinf_core.config.sections.values import HubPath, commit_of, ensure_here, hub_paths, located, pins_of
+from rlinf_core.config.shipped import renamed_configs, shipped_config, shipped_configs
 from rlinf_core.config.tree import Path as TreePath
 from rlinf_core.config.tree import format_path
 from rlinf_core.job.find_recipe import find_recipe, recipe_names

@@ -13,9 +13,9 @@ from pydantic import Field
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import NoOptions, OneOf, Options, Variant, one_of
-from rlinf_core.config.names import shipped_configs
 from rlinf_core.config.reading import read
 from rlinf_core.config.sections.values import DataPath, hub_paths
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Composed, MappingNode, SourceText, merge, to_data
 from rlinf_core.config.validating.kinds import key_of_others, without_idle_keys
 from rlinf_core.config.validating.model_fields import fields_at

@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 
 from rlinf_core.errors import RemoteError
+from rlinf_core.foreign.budget import Budget, OverBudgetError, in_words, json_size
 from rlinf_core.foreign.files import (
     BadFileError,
-    Budget,
-    OverBudgetError,
-    in_words,
-    json_size,
     lacks_room,
     open_below,
     open_log,

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity
-from rlinf_core.config.names import shipped_config
 from rlinf_core.config.sections.cluster import ClusterConfig
+from rlinf_core.config.shipped import shipped_config
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job import find_recipe
 from rlinf_core.job.load import Job, load_job, rules_of

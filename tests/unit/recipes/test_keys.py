@@ -16,7 +16,7 @@ import recipes
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, WorldSizes
-from rlinf_core.config.names import shipped_configs
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.config.validating.model_fields import alternatives, sections, written_fields
 from rlinf_core.job.find_recipe import find_recipe, recipe_names

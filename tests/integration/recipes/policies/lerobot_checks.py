@@ -21,7 +21,8 @@ from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.rollout_worker import TemporalEnsemble
 from rlinf_core.errors import ConfigError
 

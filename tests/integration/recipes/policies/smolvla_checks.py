@@ -18,7 +18,8 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.franka.franka_kin import FrankaVisionEnv
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.smolvla import folder_config
 from rlinf_core.errors import ConfigError
 

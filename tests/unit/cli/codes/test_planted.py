@@ -20,7 +20,8 @@ import torch
 from recipes.demonstrations.load_set import load_demonstrations
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.policy_folder import make_model, write_description
+from recipes.embodied.models.policy_folder import write_description
+from recipes.embodied.models.registry import make_model
 from recipes.language.data.problem_sources import read_file
 from recipes.training.huggingface import config_of, load_pretrained, load_tokenizer
 from recipes.training.weights import training_state

@@ -19,7 +19,8 @@ from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.embodied_flow import HOP, POLICY, STEP, UPDATE, VALUES, EmbodiedFlow, flow_of
 from recipes.embodied.embodied_memory import env_forecast, environment_spec, forecast, policy_sizes
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
-from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, make_model, save_policy
+from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.stand_ins import StandInEnv, StandInPolicy
 from recipes.training.weights.weight_sync import FlatWeights
 from rlinf_core import ConfigError, load_job

@@ -247,7 +247,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         "recipes.language.loop.reasoning_runner",
         "recipes.language.loop.generation",
         "recipes.language.loop.model_checkpoints",
-        "recipes.training.worker_parts",
+        "recipes.training.comparing_worker",
         "rlinf_core.runners.runner",
     ):
         monkeypatch.setattr(f"{module}.wait_together", together)

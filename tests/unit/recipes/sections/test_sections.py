@@ -27,9 +27,9 @@ from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core import Recipe
 from rlinf_core.config.diagnostics import render_text
 from rlinf_core.config.model import ConfigModel, IgnoredKeys
-from rlinf_core.config.names import shipped_configs
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.sections.values import StepsOrNever
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.config.validating.model_fields import (
     alternatives,

@@ -16,7 +16,8 @@ from recipes.demonstrations.columns import DatasetError
 from recipes.demonstrations.first_comparison import PicturesShown, thumbnails
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import load_trained, make_model
+from recipes.embodied.models.policy_folder import load_trained
+from recipes.embodied.models.registry import make_model
 from recipes.sft import sft_program
 from recipes.sft import sft_program as module
 from recipes.sft.config import SftConfig
@@ -328,7 +329,7 @@ def loop(
 ) -> Iterator[Callable[..., Loop]]:
     create = Channel.create
     monkeypatch.setattr(module.Channel, "create", lambda name: create(name, local=True))
-    for word in ("recipes.sft.sft_program", "rlinf_core.runners.runner", "recipes.training.worker_parts"):
+    for word in ("recipes.sft.sft_program", "rlinf_core.runners.runner", "recipes.training.comparing_worker"):
         monkeypatch.setattr(f"{word}.wait_together", lambda *calls: [call.wait() for call in calls])
     records: list[RunRecord] = []
 

@@ -14,8 +14,8 @@ import transformers
 from torch import nn
 
 from recipes.sections.actor import FsdpConfig
+from recipes.training.host_memory import release_host_memory
 from recipes.training.without_memory import BLOCK, computing_layers, held_in_blocks, parameter_bytes, shard_parts
-from recipes.training.worker_parts import release_host_memory
 from rlinf_core.job.recipe import ACCELERATOR_LIBRARIES, ProcessForecast
 from rlinf_core.process.proc import rss_fields
 
@@ -116,7 +116,7 @@ import ctypes
 import resource
 import sys
 
-from recipes.training.worker_parts import keep_freed_memory
+from recipes.training.comparing_worker import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

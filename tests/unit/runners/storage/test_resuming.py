@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from recipes.training import worker_parts
-from recipes.training.worker_parts import comparisons_of
+from recipes.training import comparing_worker
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.job.load import load_job
@@ -289,7 +289,7 @@ def test_a_file_of_another_shape_counts_as_none(tmp_path: Path, content: str) ->
 def test_groups_that_never_compare_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [[ContactCheck("actor", "a", "b")], [ContactCheck("actor", "c", "d")]]
     group: Any = SimpleNamespace(compared=lambda: SimpleNamespace(wait=lambda: checks))
-    monkeypatch.setattr(worker_parts, "wait_together", lambda *calls: [call.wait() for call in calls])
+    monkeypatch.setattr(comparing_worker, "wait_together", lambda *calls: [call.wait() for call in calls])
     assert [check.what for check in comparisons_of([object(), group])] == ["a", "c"]
 
 

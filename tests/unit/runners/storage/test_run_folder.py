@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rlinf_cli.job.job_file import load_with_lint
-from rlinf_core.config.names import shipped_configs
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events

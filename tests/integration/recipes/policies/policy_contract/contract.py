@@ -21,7 +21,8 @@ from torch import Tensor
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models import flow_policy
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 
 EQUAL, CLOSE = 1e-4, 1e-5
 

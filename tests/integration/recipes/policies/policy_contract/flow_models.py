@@ -149,7 +149,7 @@ def _as_openpi(folder: Path) -> None:
 
 def smolvla(folder: Path) -> Original:
     """Save a SmolVLA as lerobot does; return its own."""
-    from recipes.embodied.models.policy_folder import make_model
+    from recipes.embodied.models.registry import make_model
 
     spec = spec_of(*SIZES["lerobot"])
     # lerobot's class reads the vision-language model's folder, which is made here.

@@ -26,7 +26,7 @@ from rlinf_cli.job.completion import DIALECT, file_schema, json_schema
 from rlinf_cli.job.field_docs import UnknownFieldError, describe, fields_below
 from rlinf_cli.job.findings import code_text
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.names import shipped_configs
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.scalars import Float, Int, Text

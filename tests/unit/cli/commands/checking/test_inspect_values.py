@@ -17,7 +17,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.rules.env_rules import sizes_of
 from recipes.embodied.using.recording import features_of
 from rlinf_cli.memory import NodeMemory, memory_record, memory_text, node_memory, node_needs
-from rlinf_core.config.names import shipped_configs
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import ACCELERATOR_LIBRARIES, ProcessForecast
 from rlinf_core.placement.strategy import Placement

@@ -14,7 +14,8 @@ import torch
 
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.policy_folder import make_model, write_description
+from recipes.embodied.models.policy_folder import write_description
+from recipes.embodied.models.registry import make_model
 from recipes.training.weights import training_state
 from recipes.training.weights.shard_files import shard_name
 from rlinf_cli.job.job_file import without_start, without_training_data

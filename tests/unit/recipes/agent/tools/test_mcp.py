@@ -23,7 +23,7 @@ from recipes.agent.tools import guard, mcp_servers
 from recipes.agent.tools.mcp_servers import McpServers, McpTool, ServerCommand
 from recipes.agent.tools.tool import Observation, Toolbox, ToolError, ToolUnavailable
 from rlinf_core import ConfigError
-from rlinf_core.foreign.files import OverBudgetError
+from rlinf_core.foreign.budget import OverBudgetError
 
 pytestmark = [
     pytest.mark.security,

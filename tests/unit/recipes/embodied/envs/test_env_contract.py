@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from recipes.embodied.config.env_config import RecordedEnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.contract import check_env
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import Starts, State, pack, unpack
 from recipes.embodied.envs.observation_keys import image_key
-from recipes.embodied.envs.registry import EnvContractError, MissingPackageError, check_env, make_env
+from recipes.embodied.envs.registry import EnvContractError, MissingPackageError, make_env
 from recipes.training.arrays import NonFiniteError
 from rlinf_core import ConfigError
 from tests.known import known

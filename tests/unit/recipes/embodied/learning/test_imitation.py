@@ -22,7 +22,8 @@ from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.imitation import ImitationData, shifted, spec_of
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import load_normalization, make_model
+from recipes.embodied.models.policy_folder import load_normalization
+from recipes.embodied.models.registry import make_model
 from tests.unit.recipes.demonstrations.test_pictures import scenes
 
 LENGTHS = (4, 3)

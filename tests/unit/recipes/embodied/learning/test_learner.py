@@ -16,7 +16,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.learner import Learner
 from recipes.embodied.models.feature_policy import MlpPolicy
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.training.arrays import NonFiniteError
 from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import ParallelStrategy

@@ -18,7 +18,7 @@ from recipes.embodied.envs.franka.franka_kin import FrankaVisionEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.learning.policy_precision import acting_types, computing
 from recipes.embodied.models.base_policy import BasePolicy, Inputs
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.actor_base import compile_training, missing_compiler
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.weights.training_state import TrainingState

@@ -19,7 +19,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.critics import BatchRenorm, Critics, EnsembleLinear, Norm
 from recipes.embodied.models.flow_policy import FlowSde, OneStepSde
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.squashed_policy import features_of
 from recipes.embodied.models.vla.vision_language import ImagePipeline
 from rlinf_core.errors import ConfigError

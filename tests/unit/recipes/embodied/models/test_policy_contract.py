@@ -15,7 +15,8 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.vision_language import built_tokenizer
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.models import two_policy_ranks

@@ -23,7 +23,8 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.models.folder_facts import fault_of_policy
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.vision_language import built_tokenizer
 from rlinf_core import ConfigError
 from tests.mistakes import HOSTILE, garbled, mutated

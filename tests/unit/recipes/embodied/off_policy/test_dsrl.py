@@ -17,7 +17,8 @@ from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization, Statistics
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.squashed_policy import SteeredPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.dsrl import Dsrl, DsrlSettings

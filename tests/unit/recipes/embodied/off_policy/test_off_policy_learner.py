@@ -17,7 +17,7 @@ from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig, al
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics, move_toward
 from recipes.embodied.models.normalization import Normalization, Statistics
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors, algorithm_of
 from recipes.embodied.off_policy.iql import advantage_weighted_loss, expectile_loss

@@ -31,11 +31,12 @@ from recipes.embodied.interventions.intervention import (
 )
 from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.learning.imitation import ImitationData
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.using import trained_policy
 from recipes.embodied.using.collector import CollectedEpisode, EpisodeCollector
 from recipes.embodied.using.recording import features_of, to_columns
-from recipes.embodied.using.trained_policy import ClassifierJudge, TrainedPolicy
+from recipes.embodied.using.success_classifier import ClassifierJudge
+from recipes.embodied.using.trained_policy import TrainedPolicy
 from rlinf_core import ConfigError
 from tests.known import known
 

@@ -15,7 +15,8 @@ import torch
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
-from recipes.embodied.models.policy_folder import make_model, read_description, write_description
+from recipes.embodied.models.policy_folder import read_description, write_description
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.using.exporting import export
 from recipes.embodied.using.trained_policy import load
 from recipes.training.weights import training_state

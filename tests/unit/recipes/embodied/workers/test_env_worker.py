@@ -20,7 +20,7 @@ from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.env_state import State
 from recipes.embodied.loop.protocols import Layout, sliced, stacked
 from recipes.embodied.loop.routing import EnvRange, Routes, actor_ranks, trajectory_key
-from recipes.embodied.models.policy_folder import make_model
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.env_worker import StagedEnvironments
 from recipes.embodied.workers.rollout_worker import TemporalEnsemble, greedy_actions
 from rlinf_core.errors import ConfigError

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.envs.contract import check_env, random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.env_state import pack, unpack
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
-from recipes.embodied.envs.registry import check_env, random_actions
 from recipes.embodied.envs.repeating import SimulatorError, known_fault
 from rlinf_core import ConfigError
 from tests.known import known

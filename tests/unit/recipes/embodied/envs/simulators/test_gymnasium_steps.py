@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.embodied.envs import contract
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.registry import make_env, random_actions
+from recipes.embodied.envs.registry import make_env
 from recipes.training.arrays import NonFiniteError
 from rlinf_core import ConfigError
 from tests.known import known
@@ -426,10 +428,9 @@ class TestManiskill:
         del gymnasium.registry["StandIn-v1"]
 
     def test_promises_are_kept_but_for_groups(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from recipes.embodied.envs import registry
 
         env = self.make(EnvSettings(num_envs=2, task="StandIn-v1", max_episode_steps=1000, auto_reset=False))
-        registry._check_rest(env)
+        contract._check_rest(env)
         with pytest.raises(ConfigError, match="equal starts"):
             self.make(EnvSettings(num_envs=2, task="StandIn-v1", group_size=2))
 

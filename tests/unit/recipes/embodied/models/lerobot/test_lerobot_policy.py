@@ -14,7 +14,8 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import ConfigError
 from tests.unit.recipes.embodied.models.lerobot import fake_lerobot

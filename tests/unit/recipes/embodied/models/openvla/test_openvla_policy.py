@@ -17,7 +17,8 @@ from torch.nn import functional
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.policy_folder import BACKBONE, make_model, save_policy
+from recipes.embodied.models.policy_folder import BACKBONE, save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.openvla_network import DINO, SIGLIP
 from recipes.embodied.models.vla.vision_language import ImagePipeline, centre_crop
 from rlinf_core import ConfigError

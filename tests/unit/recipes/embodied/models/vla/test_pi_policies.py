@@ -18,7 +18,8 @@ from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.embodied_memory import policy_sizes
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.franka.franka_kin import FrankaVisionEnv
-from recipes.embodied.models.policy_folder import make_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.pi_network import GemmaSizes, Pi05Network, PiShape
 from recipes.embodied.models.vla.pi_policy import spelled_states
 from recipes.embodied.models.vla.vision_language import ImagePipeline, built_tokenizer
