@@ -7,7 +7,7 @@ ray or torch.
 from __future__ import annotations
 
 from rlinf_core.process.import_path import pin_own_packages
-from rlinf_core.registry import public_names
+from rlinf_core.process.public_names import public_names
 
 # Names that programs import from RLinf's scheduler, with what replaces each here.
 _OF_RLINF = {

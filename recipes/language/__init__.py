@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rlinf_core.registry import public_names
+from rlinf_core.process.public_names import public_names
 
 __getattr__, __dir__ = public_names(__name__, __file__)

@@ -116,7 +116,7 @@ import ctypes
 import resource
 import sys
 
-from recipes.training.comparing_worker import keep_freed_memory
+from recipes.training.host_memory import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

@@ -23,7 +23,8 @@ from recipes.embodied.loop.protocols import CHUNKS
 from recipes.embodied.loop.routing import Share
 from recipes.embodied.models.base_policy import PolicyOutput
 from recipes.embodied.models.feature_policy import FeaturePolicy
-from recipes.embodied.models.registry import make_model, register_model, save_policy
+from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.registry import make_model, register_model
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job

@@ -32,7 +32,7 @@ from recipes.embodied.interventions.intervention import (
 from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.using import trained_policy
+from recipes.embodied.using import success_classifier
 from recipes.embodied.using.collector import CollectedEpisode, EpisodeCollector
 from recipes.embodied.using.recording import features_of, to_columns
 from recipes.embodied.using.success_classifier import ClassifierJudge
@@ -101,7 +101,7 @@ def learned(folder: Path, env: VectorEnv, updates: int = 300) -> TrainedPolicy:
 
 
 def judge_of(env: VectorEnv, trained: TrainedPolicy, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SuccessJudge:
-    monkeypatch.setattr(trained_policy, "load_policy", lambda path: trained)
+    monkeypatch.setattr(success_classifier, "load_policy", lambda path: trained)
     return open_judge("classifier", env, {"path": "runs/classifier", **options})
 
 
@@ -312,6 +312,6 @@ def test_a_classifier_of_other_cameras_is_refused(tmp_path: Path, monkeypatch: p
 def test_a_policy_is_no_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EnvSpec(21, 8)
     acting = TrainedPolicy(make_model(EmbodiedModelConfig(hidden_dim=8), spec), spec)
-    monkeypatch.setattr(trained_policy, "load_policy", lambda path: acting)
+    monkeypatch.setattr(success_classifier, "load_policy", lambda path: acting)
     with pytest.raises(ConfigError, match="not a success classifier"):
         ClassifierJudge(arm(0), ClassifierOptions(path="runs/policy"))
